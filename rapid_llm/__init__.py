@@ -1,0 +1,1 @@
+"""RapidLLM: LLM inference in which every operator is a declared, verified and measured choice."""

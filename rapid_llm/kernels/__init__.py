@@ -1,0 +1,1 @@
+"""Ops, and the dispatch that chooses a proven row for each."""

@@ -1,0 +1,80 @@
+"""Attention over the paged key/value cache: ragged prefill and single-token decode."""
+
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
+
+_DIMS = {
+    "query_heads": "query.shape[1]",
+    "kv_heads": "k_cache.shape[2]",
+    "head_dim": "query.shape[2]",
+    "page_size": "k_cache.shape[1]",
+}
+
+PREFILL = OpSpec(
+    id="attention.prefill",
+    schema=(
+        "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor cu_seqlens_q, Tensor seq_lens, Tensor block_table, "
+        "float scale) -> Tensor"
+    ),
+    group="attention",
+    dims={"tokens": "query.shape[0]", "sequences": "seq_lens.shape[0]", **_DIMS},
+    out=Out(shape="query.shape", dtype="query.dtype"),
+    dtype_of="query",
+    dtypes=("fp32", "fp16", "bf16"),
+    facts=("kv:paged",),
+    oracle="rapid_llm.verify.oracles:attention_prefill",
+    cases="rapid_llm.verify.cases:attention_prefill",
+    bound="rapid_llm.verify.bounds:attention_prefill",
+    work="rapid_llm.verify.work:attention_prefill",
+    doc="""Causal attention of ragged query chunks over the paged cache, which already holds the chunks' own keys.
+
+    query: (tokens, query_heads, head_dim), the chunks of all sequences back to back. k_cache, v_cache: (pages, page_size,
+    kv_heads, head_dim); query_heads is a multiple of kv_heads (GQA: query head h reads kv head h // (Hq / Hkv)).
+    cu_seqlens_q: (sequences + 1,) int32 offsets of each chunk. seq_lens: (sequences,) int32, each sequence's whole length
+    including its chunk. block_table: (sequences, max_pages) int32. scale: factor on the scores.
+    Query i of a chunk of q tokens sees keys 0 .. seq_len - q + i. A token that sees no key gives zeros.
+    Returns (tokens, query_heads, head_dim) in query's dtype; scores and sums in fp32.
+    """,
+)
+
+DECODE = OpSpec(
+    id="attention.decode",
+    schema="(Tensor query, Tensor k_cache, Tensor v_cache, Tensor seq_lens, Tensor block_table, float scale) -> Tensor",
+    group="attention",
+    dims={"sequences": "query.shape[0]", **_DIMS},
+    out=Out(shape="query.shape", dtype="query.dtype"),
+    dtype_of="query",
+    dtypes=("fp32", "fp16", "bf16"),
+    facts=("kv:paged",),
+    oracle="rapid_llm.verify.oracles:attention_decode",
+    cases="rapid_llm.verify.cases:attention_decode",
+    bound="rapid_llm.verify.bounds:attention_decode",
+    work="rapid_llm.verify.work:attention_decode",
+    doc="""Attention of one query token per sequence over its paged cache.
+
+    query: (sequences, query_heads, head_dim). k_cache, v_cache: (pages, page_size, kv_heads, head_dim), GQA as in prefill.
+    seq_lens: (sequences,) int32 keys to see; 0 (a padded row) gives zeros. block_table: (sequences, max_pages) int32.
+    scale: factor on the scores. Returns query's shape and dtype; scores and sums in fp32. Split-KV on CUDA, with a number of
+    splits that depends on the batch and the device alone, never on a length.
+    """,
+)
+
+register(
+    PREFILL,
+    DECODE,
+    KernelSpec(
+        name="native/attention.prefill",
+        op="attention.prefill",
+        backend="native",
+        target="rapid_llm.kernels.ops.attention.attention_prefill:attention_prefill",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+    KernelSpec(
+        name="native/attention.decode",
+        op="attention.decode",
+        backend="native",
+        target="rapid_llm.kernels.ops.attention.attention_decode:attention_decode",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+)

@@ -1,0 +1,33 @@
+"""Elementwise ops: `scale`, the worked example of every kernel path."""
+
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
+
+SCALE = OpSpec(
+    id="scale",
+    schema="(Tensor input, float factor) -> Tensor",
+    group="elementwise",
+    dims={},
+    out=Out(shape="input.shape", dtype="input.dtype"),
+    dtypes=("fp32", "fp16", "bf16"),
+    oracle="rapid_llm.verify.oracles:scale",
+    cases="rapid_llm.verify.cases:scale",
+    bound="rapid_llm.verify.bounds:scale",
+    work="rapid_llm.verify.work:scale",
+    doc="""input * factor, elementwise.
+
+    input: any shape. factor: a Python float; the product is taken in fp32 and rounded once to input's dtype.
+    Returns a tensor of input's shape and dtype. `out` may be `input`; any other overlap is an error.
+    """,
+)
+
+register(
+    SCALE,
+    KernelSpec(
+        name="native/scale",
+        op="scale",
+        backend="native",
+        target="rapid_llm.kernels.ops.elementwise.scale:scale",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+)

@@ -1,0 +1,41 @@
+"""Writes into the paged key/value cache."""
+
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, register
+
+KVCACHE_WRITE = OpSpec(
+    id="kvcache.write",
+    schema="(Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()",
+    group="kvcache",
+    dims={
+        "tokens": "key.shape[0]",
+        "kv_heads": "key.shape[1]",
+        "head_dim": "key.shape[2]",
+        "page_size": "k_cache.shape[1]",
+    },
+    out=None,
+    dtype_of="key",
+    dtypes=("fp32", "fp16", "bf16"),
+    facts=("kv:paged",),
+    oracle="rapid_llm.verify.oracles:kvcache_write",
+    cases="rapid_llm.verify.cases:kvcache_write",
+    bound="rapid_llm.verify.bounds:kvcache_write",
+    work="rapid_llm.verify.work:kvcache_write",
+    doc="""Store each token's key and value in its slot of the paged cache, in place.
+
+    key, value: (tokens, kv_heads, head_dim), any strides. k_cache, v_cache: (pages, page_size, kv_heads, head_dim), same
+    dtype as key. slot_mapping: (tokens,) int64; slot s is page s // page_size, row s % page_size; a negative slot is
+    padding and writes nothing. Distinct tokens must have distinct slots. Returns None.
+    """,
+)
+
+register(
+    KVCACHE_WRITE,
+    KernelSpec(
+        name="native/kvcache.write",
+        op="kvcache.write",
+        backend="native",
+        target="rapid_llm.kernels.ops.kvcache.kvcache_write:kvcache_write",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+)

@@ -1,0 +1,62 @@
+"""Root-mean-square normalisation, alone and fused with the residual addition."""
+
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
+
+_DIMS = {"tokens": "input.numel() // max(input.shape[-1], 1)", "hidden": "input.shape[-1]"}
+
+RMSNORM = OpSpec(
+    id="rmsnorm",
+    schema="(Tensor input, Tensor weight, float eps=1e-06) -> Tensor",
+    group="layernorm",
+    dims=_DIMS,
+    out=Out(shape="input.shape", dtype="input.dtype"),
+    dtypes=("fp32", "fp16", "bf16"),
+    oracle="rapid_llm.verify.oracles:rmsnorm",
+    cases="rapid_llm.verify.cases:rmsnorm",
+    bound="rapid_llm.verify.bounds:rmsnorm",
+    work="rapid_llm.verify.work:rmsnorm",
+    doc="""input / sqrt(mean(input**2, -1) + eps) * weight (Zhang and Sennrich 2019).
+
+    input: (..., hidden). weight: (hidden,), of any floating dtype. eps: added to the mean square.
+    Returns input's shape and dtype; computed in fp32 and rounded once.
+    """,
+)
+
+FUSED_ADD_RMSNORM = OpSpec(
+    id="fused_add_rmsnorm",
+    schema="(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps=1e-06) -> ()",
+    group="layernorm",
+    dims=_DIMS,
+    out=None,
+    dtypes=("fp32", "fp16", "bf16"),
+    oracle="rapid_llm.verify.oracles:fused_add_rmsnorm",
+    cases="rapid_llm.verify.cases:fused_add_rmsnorm",
+    bound="rapid_llm.verify.bounds:fused_add_rmsnorm",
+    work="rapid_llm.verify.work:fused_add_rmsnorm",
+    doc="""In place: residual += input, then input = rmsnorm(residual, weight, eps).
+
+    input, residual: (..., hidden), same shape and dtype, not overlapping. weight: (hidden,).
+    The sum is taken in fp32 and rounded once into residual; the norm reads the *unrounded* sum. Returns None.
+    """,
+)
+
+register(
+    RMSNORM,
+    FUSED_ADD_RMSNORM,
+    KernelSpec(
+        name="native/rmsnorm",
+        op="rmsnorm",
+        backend="native",
+        target="rapid_llm.kernels.ops.layernorm.rmsnorm:rmsnorm",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+    KernelSpec(
+        name="native/fused_add_rmsnorm",
+        op="fused_add_rmsnorm",
+        backend="native",
+        target="rapid_llm.kernels.ops.layernorm.fused_add_rmsnorm:fused_add_rmsnorm",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+)

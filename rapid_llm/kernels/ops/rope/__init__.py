@@ -1,0 +1,37 @@
+"""Rotary position embedding."""
+
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, register
+
+ROPE = OpSpec(
+    id="rope",
+    schema="(Tensor(a!) query, Tensor(b!) key, Tensor positions, Tensor cos_sin_cache, *, bool interleaved=False) -> ()",
+    group="rope",
+    dims={"tokens": "query.shape[0]", "head_dim": "query.shape[-1]", "rotary_dim": "cos_sin_cache.shape[-1]"},
+    out=None,
+    dtype_of="query",
+    dtypes=("fp32", "fp16", "bf16"),
+    oracle="rapid_llm.verify.oracles:rope",
+    cases="rapid_llm.verify.cases:rope",
+    bound="rapid_llm.verify.bounds:rope",
+    work="rapid_llm.verify.work:rope",
+    doc="""Rotate query and key in place by their positions (RoFormer, Su et al. 2021).
+
+    query: (tokens, query_heads, head_dim); key: (tokens, kv_heads, head_dim), same dtype, any strides, not overlapping.
+    positions: (tokens,) int32 or int64, each in [0, max_position). cos_sin_cache: (max_position, rotary_dim) fp32, the
+    first half cosines and the second half sines of each pair's angle; rotary_dim <= head_dim, the rest passes through.
+    interleaved: pairs are (2i, 2i + 1) if true (GPT-J, raw GGUF llama), else (i, i + rotary_dim / 2) (GPT-NeoX).
+    Computed in fp32, rounded once. Returns None.
+    """,
+)
+
+register(
+    ROPE,
+    KernelSpec(
+        name="native/rope",
+        op="rope",
+        backend="native",
+        target="rapid_llm.kernels.ops.rope.rope:rope",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+)

@@ -1,0 +1,43 @@
+"""Every error that the registry and dispatch raise.
+
+Each message names the op or row, the value that was refused, and what to change.
+"""
+
+from __future__ import annotations
+
+
+class KernelError(RuntimeError):
+    """Base of all errors of the kernel layer."""
+
+
+class RegistrationError(KernelError):
+    """A malformed `OpSpec` or `KernelSpec`: names the row, the field and the accepted values."""
+
+    def __init__(self, name: str, field: str, problem: str) -> None:
+        super().__init__(f"{name}: field '{field}': {problem}")
+        self.name = name
+        self.field = field
+
+
+class UnknownOpError(KernelError):
+    """The op id is not registered."""
+
+
+class UnknownRowError(KernelError):
+    """A row or backend was forced by name and no such row exists for the op."""
+
+
+class NoKernelError(KernelError):
+    """Every row of an op is out for these arguments; the text holds each row's reasons."""
+
+
+class ForcedRowError(KernelError):
+    """A row was forced by name and cannot run here; the text holds its reasons."""
+
+
+class StrictFallbackError(KernelError):
+    """`RAPID_LLM_STRICT` is set and a call would fall to the floor because a faster row is broken."""
+
+
+class ArgumentError(KernelError, ValueError):
+    """Arguments that an op does not take: shapes, dtypes, devices, or overlapping memory."""
