@@ -1,0 +1,74 @@
+"""What all tests share. This file imports neither torch nor the package's torch side: `tests/torch_free` runs without them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.session_record import SessionRecord
+
+_KEEP = ("RAPID_LLM_CACHE_DIR",)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--result-file",
+        metavar="FILE",
+        help="write machine, versions, and every test's outcome and recorded properties to FILE as JSON",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A developer's own RAPID_LLM_* settings must not decide what the tests see."""
+    for name in list(os.environ):
+        if name.startswith("RAPID_LLM_") and not name.startswith("RAPID_LLM_TEST_") and name not in _KEEP:
+            del os.environ[name]
+            warnings.warn(f"{name} is unset for the tests", stacklevel=1)
+    if path := config.getoption("--result-file"):
+        config.pluginmanager.register(SessionRecord(Path(path)), "session-record")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests where torch sees no GPU; torch is imported only if there is such a test."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu:
+        return
+    reason = _no_gpu_reason()
+    for item in gpu if reason else ():
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _no_gpu_reason() -> str:
+    try:
+        import torch
+    except ImportError as error:
+        return f"needs an NVIDIA GPU, and torch cannot be imported: {error}"
+    if torch.cuda.is_available():
+        return ""
+    if torch.version.cuda is None:
+        return "needs an NVIDIA GPU, and this torch is built without CUDA"
+    return "needs an NVIDIA GPU, and torch sees none"
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The default model's file: RAPID_LLM_TEST_MODEL, else the cache, else fetched into it.
+
+    Skips if it cannot be had, unless RAPID_LLM_TEST_REQUIRE_MODEL=1 (as `make test` sets it), which makes that an error.
+    """
+    if given := os.environ.get("RAPID_LLM_TEST_MODEL"):
+        path = Path(given).expanduser()
+        if not path.is_file():
+            pytest.fail(f"RAPID_LLM_TEST_MODEL={given}: no such file")
+        return path
+    from rapid_llm.models import hub
+
+    try:
+        return Path(hub.resolve_model("smollm2-135m-instruct"))
+    except (OSError, RuntimeError) as error:
+        if os.environ.get("RAPID_LLM_TEST_REQUIRE_MODEL") == "1":
+            raise
+        pytest.skip(f"the default model cannot be had: {error}")

@@ -1,0 +1,46 @@
+"""A pytest plugin that writes one JSON file a session: where it ran, and what each test found.
+
+Tests add figures with pytest's own `record_property`; `make test-gpu` keeps the file under `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class SessionRecord:
+    """Collects one entry a test: outcome, seconds, properties, and the reason of a skip or the text of a failure."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tests: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        entry = self.tests.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
+        entry["seconds"] = round(entry["seconds"] + report.duration, 4)
+        if report.outcome != "passed":
+            entry["outcome"] = report.outcome if report.when == "call" or report.skipped else "error"
+            text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            entry["reason"] = text[-2000:]
+        if report.when == "teardown" and report.user_properties:
+            entry["properties"] = dict(report.user_properties)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        from rapid_llm.bench import machine_record, write_json
+
+        write_json(
+            self.path,
+            {
+                "name": self.path.stem,
+                "command": " ".join(sys.argv),
+                "machine": machine_record(),
+                "exit_status": int(exitstatus),
+                "outcomes": dict(Counter(test["outcome"] for test in self.tests.values())),
+                "tests": self.tests,
+            },
+        )
