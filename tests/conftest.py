@@ -1,4 +1,7 @@
-"""What all tests share. This file imports neither torch nor the package's torch side: `tests/torch_free` runs without them."""
+"""What all tests share.
+
+Nothing here imports torch before a test needs it: `tests/torch_free` runs where there is none.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _no_gpu_reason() -> str:
 def model_path() -> Path:
     """The default model's file: RAPID_LLM_TEST_MODEL, else the cache, else fetched into it.
 
-    Skips if it cannot be had, unless RAPID_LLM_TEST_REQUIRE_MODEL=1 (as `make test` sets it), which makes that an error.
+    Skips if it cannot be had; with RAPID_LLM_TEST_REQUIRE_MODEL=1, which `make test` sets, that is an error.
     """
     if given := os.environ.get("RAPID_LLM_TEST_MODEL"):
         path = Path(given).expanduser()
