@@ -134,14 +134,16 @@ class SamplingParams:
         if value is None and optional:
             return
         # bool is an int to Python: True as a count is a mistake of the caller's, not a 1
-        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
+        is_int = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_int or not low <= value <= high:
             raise ParameterError(name, value, _range("an integer", low, high, note))
         self._set(name, int(value))
 
     def _float(self, name: str, low: float, high: float, note: str = "") -> None:
         value: Any = getattr(self, name)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
         # written so that NaN, which fails every comparison, is refused
-        if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
+        if not is_number or not low <= value <= high:
             raise ParameterError(name, value, _range("a finite number", low, high, note))
         self._set(name, float(value))
 
