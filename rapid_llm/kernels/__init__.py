@@ -1,1 +1,70 @@
-"""Ops, and the dispatch that chooses a proven row for each."""
+"""Ops, and the dispatch that chooses a proven row for each.
+
+`rapid_llm.kernels.rmsnorm(x, weight)` runs the best row for these arguments; `dispatch("rmsnorm", x, weight)` returns it as a
+handle; `explain("rmsnorm", x, weight)` says why it was chosen. Importing this module imports neither torch nor a kernel; the
+op functions themselves come into being on first access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from . import ops as _ops
+from .registry import (
+    UNMEASURED,
+    Dim,
+    Explanation,
+    GoldenRecord,
+    KernelSpec,
+    Numerics,
+    OpSpec,
+    Out,
+    Selected,
+    Shape,
+    dispatch,
+    explain,
+    profiler_ranges,
+    register,
+    use_backend,
+)
+from .registry import ops as _registered_ops
+
+_EXPORTS: Mapping[str, str] = MappingProxyType({op.function: op.id for op in _registered_ops()})
+"""Public function name -> op id, for every op of this package."""
+
+__all__ = [
+    "UNMEASURED",
+    "Dim",
+    "Explanation",
+    "GoldenRecord",
+    "KernelSpec",
+    "Numerics",
+    "OpSpec",
+    "Out",
+    "Selected",
+    "Shape",
+    "dispatch",
+    "explain",
+    "profiler_ranges",
+    "register",
+    "use_backend",
+    *sorted(_EXPORTS),
+]
+
+
+def __getattr__(name: str) -> Any:
+    op_id = _EXPORTS.get(name) or next((op.id for op in _registered_ops() if op.function == name), None)
+    if op_id is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .registry.codegen import public_function
+
+    function = public_function(op_id)
+    if name in _EXPORTS:  # ops of other packages may be unregistered, so they are looked up each time
+        globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

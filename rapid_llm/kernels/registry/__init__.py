@@ -1,6 +1,6 @@
-"""The torch-free heart: declarations, dispatch, explanation."""
+"""The torch-free heart of the kernel layer: declarations, dispatch, and why."""
 
-from . import notes
+from . import evidence, notes
 from .errors import (
     ArgumentError,
     ForcedRowError,
@@ -11,16 +11,21 @@ from .errors import (
     UnknownOpError,
     UnknownRowError,
 )
+from .registry import get_op, get_row, ops, register, rows, unregister
 from .spec import UNMEASURED, Dim, GoldenRecord, KernelSpec, Numerics, OpSpec, Out, Shape
 
-
-def register(*specs):  # replaced below once the registry lands
-    return None
+# Second, because dispatch looks at the table above when it is imported.
+from .dispatcher import Decision, Selected, dispatch, load_target  # isort: skip
+from .explanation import Explanation, explain, listing  # isort: skip
+from .overrides import use_backend  # isort: skip
+from .trace import profiler_ranges  # isort: skip
 
 __all__ = [
     "UNMEASURED",
     "ArgumentError",
+    "Decision",
     "Dim",
+    "Explanation",
     "ForcedRowError",
     "GoldenRecord",
     "KernelError",
@@ -30,10 +35,23 @@ __all__ = [
     "OpSpec",
     "Out",
     "RegistrationError",
+    "Selected",
     "Shape",
     "StrictFallbackError",
     "UnknownOpError",
     "UnknownRowError",
+    "dispatch",
+    "evidence",
+    "explain",
+    "get_op",
+    "get_row",
+    "listing",
+    "load_target",
     "notes",
+    "ops",
+    "profiler_ranges",
     "register",
+    "rows",
+    "unregister",
+    "use_backend",
 ]

@@ -1,0 +1,272 @@
+"""Filter, rank, cache: from facts to one row, the same in every process.
+
+Order of rank: preference, priority, and last the name, so that two registrations in another order decide alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rapid_llm import settings
+from rapid_llm.platform import device_info
+
+from . import evidence, facts as _facts, overrides, plugins, probes, registry, trace
+from .errors import ForcedRowError, NoKernelError, RegistrationError, StrictFallbackError
+from .facts import Facts
+from .filters import DEGRADED, Verdict, judge, preference
+from .overrides import Forced
+from .spec import KernelSpec, OpSpec
+
+_log = logging.getLogger(__name__)
+
+MAX_CACHED: Final = 4096
+"""Decisions kept before the cache starts anew."""
+
+_lock: Final = threading.RLock()
+_decisions: Final[dict[tuple[object, ...], Decision]] = {}
+_targets: Final[dict[str, Callable[..., Any]]] = {}
+_broken: Final[dict[str, str]] = {}
+_dims: Final[dict[str, Callable[..., dict[str, int]]]] = {}
+_warned: Final[set[tuple[str, str]]] = set()
+_seen: list[object] = [None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice: the facts, what was forced, the row, and every row's verdict."""
+
+    facts: Facts
+    forced: Forced | None
+    row: KernelSpec
+    verdicts: tuple[Verdict, ...]
+
+
+class Selected(functools.partial):  # type: ignore[type-arg]
+    """The chosen row as a callable: calling it calls the row's function with nothing in between.
+
+    `spec` is the row, `func` its function, `decision` why it was chosen.
+    """
+
+    spec: KernelSpec
+    decision: Decision
+
+    def __new__(cls, func: Callable[..., Any], decision: Decision) -> Selected:
+        self = super().__new__(cls, func)
+        self.spec = decision.row
+        self.decision = decision
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.decision.row.name, self.decision))
+
+    def prepack(self, weight: Any) -> Any:
+        """`weight` in the form that this row reads; the weight itself for a row that reads it as it is."""
+        if self.spec.prepack is None:
+            return weight
+        scheme = self.decision.facts.scheme
+        return probes.load(self.spec.prepack)(weight, scheme)
+
+    def explain(self) -> Any:
+        """Why this row and not another: an `Explanation`."""
+        from .explanation import Explanation
+
+        return Explanation(self.decision)
+
+
+def _rebuild(name: str, decision: Decision) -> Selected:
+    return Selected(load_target(name), decision)
+
+
+def facts_of(op_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
+    """Facts of a call with example arguments, or of the stated `device, dtype, scheme, dims, layout` if there are none."""
+    op = registry.get_op(op_id)
+    if args:
+        extra = {k: kwargs.pop(k) for k in ("allow", "prepack", "capturing") if k in kwargs}
+        values, out = _facts.bind(op, args, kwargs)
+        found = replace(_facts.read(op, dims_reader(op), values, out), **extra)
+        found = replace(found, allow=frozenset(found.allow))
+    else:
+        defaults = {"device": None, "dtype": None, "scheme": None, "dims": None, "layout": None}
+        stated = {**defaults, "allow": (), "prepack": False, "capturing": False, **kwargs}
+        unknown = sorted(set(stated) - {*defaults, "allow", "prepack", "capturing"})
+        if unknown:
+            known = "device, dtype, scheme, dims, layout, allow, prepack, capturing, backend"
+            raise _facts.ArgumentError(f"{op_id}: unknown fact {unknown[0]!r}; state {known}, or give example arguments")
+        found = _facts.given(op, **stated)
+    return with_sm(found)
+
+
+def with_sm(found: Facts) -> Facts:
+    """The same facts with the GPU's SM version filled in."""
+    if found.device != "cuda":
+        return found
+    device = "cuda" if found.index is None else f"cuda:{found.index}"
+    return replace(found, sm=device_info(device).sm)
+
+
+def dims_reader(op: OpSpec) -> Callable[..., dict[str, int]]:
+    """The compiled reader of an op's named dimensions."""
+    reader = _dims.get(op.id)
+    if reader is None:
+        reader = _dims[op.id] = _facts.compile_dims(op)
+    return reader
+
+
+def dispatch(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Selected:
+    """Choose the row that runs `op` and return it as a callable handle.
+
+    With example arguments, facts are read off them: `dispatch("rmsnorm", x, weight)`. Without, they are stated:
+    `dispatch("linear", device="cpu", dtype="fp32", scheme="q4_1", dims={"tokens": 1})`; unstated dimensions rule out the
+    rows that constrain them. `allow` names roundings the caller accepts, `prepack=True` promises to pass
+    `handle.prepack(weight)`. `backend` forces a backend or a row by name. Raises `NoKernelError` if every row is out.
+    """
+    plugins.scan()
+    notice_environment()
+    found = facts_of(op, args, kwargs)
+    decision = decide(found, overrides.current(op, backend))
+    function = load_target(decision.row.name)
+    return Selected(trace.counted(function, decision), decision)
+
+
+def decide(found: Facts, forced: Forced | None) -> Decision:
+    """The cached decision for these facts; made on first demand."""
+    key = (found.key(), forced)
+    decision = _decisions.get(key)
+    if decision is None:
+        with _lock:
+            while True:
+                decision = _decide(found, forced)
+                try:
+                    load_target(decision.row.name)
+                    break
+                except ImportError as error:
+                    if decision.row.is_native:
+                        raise
+                    _broken[decision.row.name] = str(error)
+            if len(_decisions) >= MAX_CACHED:
+                _decisions.clear()
+            _decisions[key] = decision
+    overrides.chosen(decision.row.name, decision.row.backend)
+    return decision
+
+
+def lookup(key: tuple[object, ...]) -> Decision:
+    """The decision under a ready key (`Facts.key()`, nothing forced); raises KeyError where none was made yet."""
+    return _decisions[key, None]
+
+
+def broken_text(name: str) -> str | None:
+    """Why a row could not be loaded, or None."""
+    return _broken.get(name)
+
+
+def notice_environment() -> None:
+    """Forget cached choices if a `RAPID_LLM_*` variable changed since the last look; report unknown variables once."""
+    now = settings.snapshot()
+    if now == _seen[0]:
+        return
+    first = _seen[0] is None
+    _seen[0] = now
+    for name, nearest in settings.unknown(o.id for o in registry.ops()):
+        hint = f"; did you mean {nearest}?" if nearest else "; rapid-llm doctor --env lists what there is"
+        _log.warning("unknown environment variable %s is ignored%s", name, hint)
+    trace.follow(settings.trace_file())
+    if not first:
+        forget(None)
+
+
+def environment_unseen() -> bool:
+    """Whether the environment has not been looked at yet in this process."""
+    return _seen[0] is None
+
+
+def load_target(name: str) -> Callable[..., Any]:
+    """The function of a row, imported and compared with its op's schema on first demand."""
+    target = _targets.get(name)
+    if target is None:
+        row = registry.get_row(name)
+        target = probes.load(row.target)
+        from .signature import check_loaded
+
+        try:
+            check_loaded(row, registry.get_op(row.op), target)
+        except RegistrationError as error:
+            if row.target.startswith("rapid_llm."):
+                raise
+            raise ImportError(str(error)) from error
+        _targets[name] = target
+    return target
+
+
+def verdicts(found: Facts, forced: Forced | None) -> tuple[Verdict, ...]:
+    """Every row's standing, best first among the admitted, then the others by name."""
+    named = set(overrides.rows_of(forced.what, found.op)) if forced is not None else set()
+    judged = [
+        judge(row, found, forced=row.name in named, broken=_broken.get(row.name)) for row in registry.rows(found.op)
+    ]
+    return tuple(sorted(judged, key=lambda v: _rank(v, found, named)))
+
+
+def _rank(verdict: Verdict, found: Facts, named: set[str]) -> tuple[object, ...]:
+    row = verdict.row
+    return (row.name not in named, not verdict.admitted, -preference(row, found), -row.priority, row.is_native, row.name)
+
+
+def _decide(found: Facts, forced: Forced | None) -> Decision:
+    judged = verdicts(found, forced)
+    best = judged[0] if judged else None
+    if forced is not None:
+        if best is None or not best.admitted:
+            names = overrides.rows_of(forced.what, found.op)
+            lines = _lines([v for v in judged if v.row.name in names])
+            raise ForcedRowError(f"{found.op}: {forced.by} forces {forced.what!r}, which cannot run this call:\n{lines}")
+        return Decision(found, forced, best.row, judged)
+    if best is None or not best.admitted:
+        raise NoKernelError(f"{found.op}: no row can run this call on {found.device}:\n{_lines(judged)}")
+    if best.row.is_native:
+        _report_fall(found, best.row, judged)
+    return Decision(found, None, best.row, judged)
+
+
+def _report_fall(found: Facts, floor: KernelSpec, judged: tuple[Verdict, ...]) -> None:
+    """The floor answers although a row that fits is missing or broken: say so once, or refuse if strict."""
+    lost = [v for v in judged if v.reasons and all(r.code in DEGRADED for r in v.reasons)]
+    if not lost:
+        return
+    if settings.strict():
+        raise StrictFallbackError(f"{found.op}: RAPID_LLM_STRICT is set and only the floor could run:\n{_lines(lost)}")
+    for v in lost:
+        if (v.row.name, v.reasons[0].text) not in _warned:
+            _warned.add((v.row.name, v.reasons[0].text))
+            _log.warning("%s runs on its floor; %s is out: %s", found.op, v.row.name, v.reasons[0].text)
+    trace.fell(found.op, floor.name)
+
+
+def _lines(judged: tuple[Verdict, ...] | list[Verdict]) -> str:
+    return "\n".join(f"  {v.row.name}: {'; '.join(f'{r.text} ({r.fix})' for r in v.reasons) or 'admitted'}" for v in judged)
+
+
+def forget(touched: set[str] | None) -> None:
+    """Drop cached decisions: of the ops given, or all."""
+    from . import codegen
+
+    with _lock:
+        if touched is None:
+            _decisions.clear()
+        else:
+            for key in [k for k, d in _decisions.items() if d.facts.op in touched]:
+                del _decisions[key]
+            for op in touched:
+                _dims.pop(op, None)
+            known = {r.name for o in registry.ops() for r in registry.rows(o.id)}
+            for name in [n for n in _targets if n not in known]:
+                del _targets[name]
+        codegen.refresh(touched)
+
+
+registry.on_change(forget)

@@ -1,0 +1,124 @@
+"""Why an op runs the row it runs: as an object, a table, and JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rapid_llm.platform import has_nvidia
+
+from . import dispatcher as _dispatch, overrides, plugins, registry
+from .dispatcher import Decision
+from .errors import ForcedRowError, NoKernelError, StrictFallbackError
+from .filters import Verdict, machine_reasons
+
+
+class Explanation:
+    """Every row's verdict for one call. `str()` is a table; `selected` is None where no row can run."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.facts = decision.facts
+        self.forced = decision.forced
+        self.selected: str | None = decision.row.name
+        self.rows: tuple[Verdict, ...] = decision.verdicts
+        self.error: str | None = None
+
+    @classmethod
+    def failed(cls, facts: Any, forced: Any, verdicts: tuple[Verdict, ...], error: str) -> Explanation:
+        """The explanation of a call that no row can run, or that may not fall to its floor."""
+        self = cls.__new__(cls)
+        self.facts, self.forced, self.selected, self.rows, self.error = facts, forced, None, verdicts, error
+        return self
+
+    def json(self) -> dict[str, object]:
+        """Plain data: `op, key, selected, forced, rows: [{name, admitted, reasons, evidence, notes}]`."""
+        return {
+            "op": self.facts.op,
+            "key": self.facts.as_json(),
+            "selected": self.selected,
+            "forced": None if self.forced is None else {"what": self.forced.what, "by": self.forced.by},
+            "rows": [v.as_json() for v in self.rows],
+        }
+
+    def __str__(self) -> str:
+        facts = self.facts
+        dims = ", ".join(f"{k}={v}" for k, v in facts.dims.items())
+        scheme = f", scheme {facts.scheme}" if facts.scheme is not None else ""
+        lines = [f"{facts.op} on {facts.device}, {facts.dtype or 'dtype not given'}{scheme}{', ' + dims if dims else ''}"]
+        if self.forced is not None:
+            lines.append(f"forced: {self.forced.what} by {self.forced.by}")
+        if self.error is not None:
+            lines.append(self.error.splitlines()[0])
+        width = max((len(v.row.name) for v in self.rows), default=0)
+        for v in self.rows:
+            mark = "->" if v.row.name == self.selected else "  "
+            verdict = "admitted" if v.admitted else "out"
+            lines.append(f"{mark} {v.row.name:<{width}}  {verdict:<8}  {v.evidence.text}")
+            pad = " " * (width + 5)
+            lines += [f"{pad}{r.text}. Fix: {r.fix}" for r in v.reasons]
+            lines += [f"{pad}note: {note}" for note in v.notes]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Explanation:
+    """Every row's standing for a call, given like `dispatch`: example arguments, or stated facts.
+
+    Without a device, the machine's own is taken; without a dtype, fp32 on CPU and bf16 on CUDA.
+    """
+    plugins.scan()
+    _dispatch.notice_environment()
+    spec = registry.get_op(op)
+    if not args:
+        if kwargs.get("device") is None:
+            kwargs["device"] = "cuda" if has_nvidia() else "cpu"
+        if kwargs.get("dtype") is None:
+            wanted = "bf16" if str(kwargs["device"]).startswith("cuda") else "fp32"
+            kwargs["dtype"] = wanted if wanted in spec.dtypes else spec.dtypes[0]
+    facts = _dispatch.facts_of(op, args, kwargs)
+    forced = overrides.current(op, backend)
+    try:
+        return Explanation(_dispatch.decide(facts, forced))
+    except (NoKernelError, ForcedRowError, StrictFallbackError) as error:
+        return Explanation.failed(facts, forced, _dispatch.verdicts(facts, forced), str(error))
+
+
+def listing(device: str | None = None) -> list[dict[str, object]]:
+    """Every row and every dead plugin on this machine: `op, name, backend, admitted, reasons, priority, evidence`.
+
+    A row is admitted here if nothing but a call's own arguments could rule it out.
+    """
+    plugins.scan()
+    where = device if device is not None else "cuda" if has_nvidia() else "cpu"
+    listed: list[dict[str, object]] = []
+    for op in registry.ops():
+        for row in registry.rows(op.id):
+            dtype = row.dtypes[0] if row.dtypes else op.dtypes[0]
+            facts = _dispatch.facts_of(op.id, (), {"device": where, "dtype": dtype})
+            reasons = machine_reasons(row, facts, _dispatch.broken_text(row.name))
+            listed.append(
+                {
+                    "op": op.id,
+                    "name": row.name,
+                    "backend": row.backend,
+                    "admitted": not reasons,
+                    "reasons": [r.as_json() for r in reasons],
+                    "priority": None if row.priority < 0 else row.priority,
+                    "evidence": _dispatch.evidence.of(row, facts).as_json(),
+                }
+            )
+    for plugin in plugins.plugins():
+        if plugin.failure is not None:
+            reason = {"code": "plugin", "text": plugin.failure, "fix": f"repair or uninstall the plugin {plugin.name}"}
+            listed.append(
+                {
+                    "op": None,
+                    "name": f"plugin/{plugin.name}",
+                    "backend": plugin.value,
+                    "admitted": False,
+                    "reasons": [reason],
+                    "priority": None,
+                    "evidence": None,
+                }
+            )
+    return listed

@@ -1,0 +1,129 @@
+"""Rows from other packages, through the entry-point group `rapid_llm.kernels`; a broken plugin harms nothing but itself.
+
+An entry point names one of: a function of no argument or of one (the API version below) that calls `register` or returns
+specs; an iterable of specs; or a module that registers when imported. A plugin states the API it was written for as
+`RAPID_LLM_API` in its module; a newer one than ours is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from . import probes, registry
+from .spec import KernelSpec, OpSpec
+
+API_VERSION: Final = 1
+GROUP: Final = "rapid_llm.kernels"
+
+_log = logging.getLogger(__name__)
+_lock: Final = threading.RLock()
+_state: Final[dict[str, bool]] = {"scanned": False}
+_plugins: Final[list[Plugin]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One entry point: its name, what it points to, the rows it brought, and the failure's text if it is dead."""
+
+    name: str
+    value: str
+    rows: tuple[str, ...]
+    failure: str | None
+
+
+def plugins() -> tuple[Plugin, ...]:
+    """Every plugin found; scans on first demand."""
+    scan()
+    return tuple(_plugins)
+
+
+def scan() -> None:
+    """Find and load the plugins, once per process."""
+    if _state["scanned"]:
+        return
+    with _lock:
+        if _state["scanned"]:
+            return
+        _state["scanned"] = True  # first: a plugin that dispatches while loading must not scan again
+        if _any_installed():
+            from importlib import metadata  # 34 ms, so only where some package names the group
+
+            for entry in metadata.entry_points(group=GROUP):
+                _plugins.append(_load(entry.name, entry.value))
+
+
+def rescan() -> None:
+    """Look again, for a package installed while running; plugins already loaded stay."""
+    with _lock:
+        known = {(p.name, p.value) for p in _plugins}
+        from importlib import metadata
+
+        for entry in metadata.entry_points(group=GROUP):
+            if (entry.name, entry.value) not in known:
+                _plugins.append(_load(entry.name, entry.value))
+        _state["scanned"] = True
+
+
+def _any_installed() -> bool:
+    """Whether any distribution's entry points name the group, by reading the small files alone."""
+    if "importlib.metadata" in sys.modules:
+        return True
+    section = f"[{GROUP}]"
+    for folder in sys.path:
+        root = Path(folder or ".")
+        try:
+            files = [*root.glob("*.dist-info/entry_points.txt"), *root.glob("*.egg-info/entry_points.txt")]
+            if any(section in f.read_text(encoding="utf-8", errors="replace") for f in files):
+                return True
+        except OSError:  # an unreadable or vanished path entry has no plugins to offer
+            continue
+    return False
+
+
+def _load(name: str, value: str) -> Plugin:
+    module_name, _, attr = value.partition(":")
+    before = _row_names()
+    try:
+        probe = probes.check_module(module_name)
+        if not probe.ok:
+            raise ImportError(probe.text)
+        module = importlib.import_module(module_name)
+        wanted = getattr(module, "RAPID_LLM_API", API_VERSION)
+        if wanted > API_VERSION:
+            raise ImportError(f"written for plugin API {wanted}; this rapid_llm has {API_VERSION}: upgrade rapid_llm")
+        loaded: Any = module
+        for part in attr.strip().split(".") if attr else ():
+            loaded = getattr(loaded, part)
+        _accept(loaded)
+    except BaseException as error:  # whatever a plugin raises is its own failure, never ours
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        text = traceback.format_exc(limit=-4)
+        _log.warning("kernel plugin %s (%s) is out: %s: %s", name, value, type(error).__name__, error)
+        return Plugin(name, value, tuple(sorted(_row_names() - before)), text)
+    return Plugin(name, value, tuple(sorted(_row_names() - before)), None)
+
+
+def _accept(loaded: Any) -> None:
+    if callable(loaded):
+        import inspect
+
+        loaded = loaded(API_VERSION) if inspect.signature(loaded).parameters else loaded()
+    if isinstance(loaded, (OpSpec, KernelSpec)):
+        registry.register(loaded)
+    elif isinstance(loaded, Iterable) and not isinstance(loaded, (str, bytes)):
+        specs = tuple(loaded)
+        if specs:
+            registry.register(*specs)
+
+
+def _row_names() -> set[str]:
+    return {row.name for op in registry.ops() for row in registry.rows(op.id)}

@@ -1,0 +1,242 @@
+"""Whether a row's code can be used here, found out without letting foreign code harm this process.
+
+A probe or target that lives outside this package is first imported in a child process, so that an ImportError, a failing
+assertion, `sys.exit`, a hard exit, a segmentation fault or a hang there becomes a text here. The child's verdict is
+remembered on disk until the installation changes. A library that is not installed is found absent without a child.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.machinery
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rapid_llm import settings
+
+_log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 120.0
+"""A child that has not answered after this long is taken to hang."""
+
+_OWN: Final = "rapid_llm"
+_MARK: Final = "rapid_llm probe verdict:"
+_lock: Final = threading.RLock()
+_results: Final[dict[tuple[str, ...], Probe]] = {}
+
+_CHILD: Final = f"""
+import importlib, json, sys
+sys.path[:] = json.loads(sys.argv[1])
+def look(name, call):
+    module, _, attr = name.partition(":")
+    found = importlib.import_module(module)
+    value = getattr(found, attr) if attr else found
+    if call:
+        value = value()
+        return (value is True or (value is not False and not isinstance(value, str) and bool(value))), value
+    return True, value
+try:
+    text, ok = "", True
+    if sys.argv[2]:
+        ok, value = look(sys.argv[2], True)
+        if not ok:
+            text = value if isinstance(value, str) else sys.argv[2] + "() returned " + repr(value)
+    if ok and sys.argv[3]:
+        look(sys.argv[3], False)
+except BaseException as error:
+    import traceback
+    ok, text = False, type(error).__name__ + ": " + str(error) + "\\n" + traceback.format_exc(limit=-3)
+sys.stdout.flush()
+print("\\n{_MARK}" + json.dumps([bool(ok), text]), flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """ok, and if not, why. `installed` is False where the library is simply not there."""
+
+    ok: bool
+    text: str = ""
+    installed: bool = True
+
+
+def check(available: str | None, target: str = "") -> Probe:
+    """Whether `available()` says yes and, for foreign code, whether `target` imports. Asked once per process."""
+    if available is None:
+        return Probe(True)
+    key = (available, target)
+    with _lock:
+        if key not in _results:
+            _results[key] = _check(available, target)
+        return _results[key]
+
+
+def forget() -> None:
+    """Ask again from now on; the results remembered on disk stay valid as long as the installation is unchanged."""
+    with _lock:
+        _results.clear()
+
+
+def check_module(module: str) -> Probe:
+    """Whether importing `module` is harmless, tried in a child process."""
+    with _lock:
+        key = (module,)
+        if key not in _results:
+            _results[key] = _in_child(module, "", module)
+        return _results[key]
+
+
+def library(name: str, check: str = "") -> Probe:
+    """For the backends' own probes: whether library `name` is installed and imports; `check` is a `module:attr` to call."""
+    with _lock:
+        key = (name, "library", check)
+        if key not in _results:
+            _results[key] = _in_child(name, check, name)
+        return _results[key]
+
+
+def _check(available: str, target: str) -> Probe:
+    module = available.partition(":")[0]
+    foreign = module.split(".")[0] != _OWN
+    if foreign:
+        result = _in_child(module, available, target)
+        if not result.ok:
+            return result
+    return call_here(available)
+
+
+def call_here(available: str) -> Probe:
+    """Import and call a probe in this process; whatever it raises becomes the text."""
+    module, attr = available.split(":")
+    try:
+        answer = getattr(importlib.import_module(module), attr)()
+    except BaseException as error:  # AssertionError and SystemExit at import are among what was met
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return Probe(False, f"{available} raised {type(error).__name__}: {error}")
+    if isinstance(answer, Probe):
+        return answer
+    if isinstance(answer, str):
+        return Probe(False, answer)
+    return Probe(True) if answer else Probe(False, f"{available}() returned {answer!r}")
+
+
+def load(target: str) -> Callable[..., Any]:
+    """Import a target; raises `ImportError` with the cause's text, whatever the import raised."""
+    module, attr = target.split(":")
+    try:
+        loaded: Callable[..., Any] = getattr(importlib.import_module(module), attr)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise ImportError(f"{target}: {type(error).__name__}: {error}") from error
+    return loaded
+
+
+def _in_child(module: str, available: str, target: str) -> Probe:
+    location = _locate(module)
+    if location is None:
+        return Probe(False, f"{module.split('.')[0]} is not installed", installed=False)
+    remembered = _memory(location, available, target)
+    known = _recall(remembered)
+    if known is not None:
+        return known
+    result = _run_child(available, target)
+    _remember(remembered, result)
+    return result
+
+
+def _run_child(available: str, target: str) -> Probe:
+    import json
+
+    what = available or target
+    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), available, target]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return Probe(False, f"{what} did not answer within {TIMEOUT_S:.0f} s in a child process")
+    except OSError as error:
+        return Probe(False, f"no child process could be started to try {what}: {error}")
+    _, found, verdict = done.stdout.rpartition(_MARK)
+    if found and done.returncode == 0:
+        ok, text = json.loads(verdict)
+        return Probe(bool(ok), str(text))
+    tail = done.stderr.strip()[-2000:]
+    if done.returncode < 0:
+        import signal
+
+        cause = f"was killed by {signal.Signals(-done.returncode).name}"
+    else:
+        cause = f"ended its process with status {done.returncode}"
+    return Probe(False, f"importing {what} {cause}" + (f"; it printed: {tail}" if tail else ""))
+
+
+def _locate(module: str) -> str | None:
+    """The file of the module's top-level package, found without importing it."""
+    top = module.split(".")[0]
+    loaded = sys.modules.get(top)
+    if loaded is not None:
+        return str(getattr(loaded, "__file__", None) or top)
+    found = importlib.machinery.PathFinder.find_spec(top)
+    if found is None:
+        return None
+    if found.origin is not None:
+        return found.origin
+    return next(iter(found.submodule_search_locations or []), top)
+
+
+def _memory(location: str, available: str, target: str) -> Path:
+    """Where the verdict is kept: a name that changes with the library's files, its metadata, Python and torch."""
+    parts = [sys.version, sys.executable, available, target]
+    file = Path(location)
+    # The package's folder and its siblings named `<package>-<version>.dist-info` change with every installation.
+    folder = file.parent if file.name == "__init__.py" else file
+    parts += [_stamp(p) for p in (file, folder, folder.parent)]
+    for name in {a.partition(":")[0] for a in (available, target) if a}:
+        inner = file.parent.joinpath(*name.split(".")[1:])
+        parts += [_stamp(inner.with_suffix(".py")), _stamp(inner / "__init__.py")]
+    torch = importlib.machinery.PathFinder.find_spec("torch")
+    if torch is not None and torch.origin is not None:
+        parts.append(_stamp(Path(torch.origin).parent / "version.py"))
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return settings.cache_dir() / "probes" / f"{digest}.json"
+
+
+def _stamp(path: Path) -> str:
+    try:
+        state = path.stat()
+    except OSError:
+        return f"{path}:absent"
+    return f"{path}:{state.st_mtime_ns}:{state.st_size}"
+
+
+def _recall(memory: Path) -> Probe | None:
+    import json
+
+    try:
+        kept = json.loads(memory.read_text())
+        return Probe(bool(kept["ok"]), str(kept["text"]))
+    except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: the child is asked again
+        return None
+
+
+def _remember(memory: Path, result: Probe) -> None:
+    import json
+
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        partial = memory.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(json.dumps({"ok": result.ok, "text": result.text}))
+        partial.replace(memory)
+    except OSError as error:
+        _log.info("probe result not remembered: %s", error)

@@ -1,0 +1,111 @@
+"""The decision trace: which row ran which op on which shapes, how often; written as JSON when the process ends."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from . import overrides
+
+if TYPE_CHECKING:
+    from .dispatcher import Decision
+
+_lock: Final = threading.Lock()
+_calls: Final[Counter[tuple[str, str, str, str]]] = Counter()
+_falls: Final[Counter[tuple[str, str]]] = Counter()
+_file: list[Path | None] = [None]
+_registered: list[bool] = [False]
+_ranges: list[int] = [0]
+
+
+def enabled() -> bool:
+    """Whether calls are being counted."""
+    return _file[0] is not None
+
+
+def follow(file: Path | None) -> None:
+    """Start counting into `file`, or stop (None). The file is written at exit, and by `write()`."""
+    if (file is None) != (_file[0] is None):
+        overrides.active[0] += 1 if file is not None else -1
+    _file[0] = file
+    if file is not None and not _registered[0]:
+        import atexit
+
+        _registered[0] = True
+        atexit.register(write)
+
+
+def count(decision: Decision) -> None:
+    """Count one call that ran under `decision`."""
+    facts = decision.facts
+    shape = ", ".join(f"{k}={v}" for k, v in sorted(facts.dims.items()))
+    with _lock:
+        _calls[facts.op, decision.row.name, facts.dtype or "", shape] += 1
+
+
+def counted(function: Callable[..., Any], decision: Decision) -> Callable[..., Any]:
+    """`function` itself, or with each call counted while the trace is on."""
+    if not enabled():
+        return function
+
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        count(decision)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@contextmanager
+def profiler_ranges() -> Iterator[None]:
+    """Within the block, public op calls appear in torch.profiler (and NVTX under `emit_nvtx`) as `op [row]`."""
+    _ranges[0] += 1
+    overrides.active[0] += 1
+    try:
+        yield
+    finally:
+        overrides.active[0] -= 1
+        _ranges[0] -= 1
+
+
+def span(op: str, row: str) -> AbstractContextManager[Any]:
+    """A profiler range for one call, or nothing while ranges are off."""
+    if not _ranges[0]:
+        return nullcontext()
+    from torch.profiler import record_function
+
+    return record_function(f"{op} [{row}]")
+
+
+def fell(op: str, floor: str) -> None:
+    """Count a decision for the floor that was forced by a missing or broken row."""
+    with _lock:
+        _falls[op, floor] += 1
+
+
+def falls() -> dict[str, int]:
+    """Floor decisions forced by missing or broken rows, by op."""
+    with _lock:
+        return {op: n for (op, _), n in sorted(_falls.items())}
+
+
+def entries() -> list[dict[str, object]]:
+    """The trace so far, most frequent first."""
+    with _lock:
+        ordered = sorted(_calls.items(), key=lambda item: (-item[1], item[0]))
+    return [{"op": o, "row": r, "dtype": d, "shape": s, "count": n} for (o, r, d, s), n in ordered]
+
+
+def write(file: Path | None = None) -> None:
+    """Write the trace to `file`, or to the file being followed."""
+    import json
+
+    target = file if file is not None else _file[0]
+    if target is not None:
+        data = {"decisions": entries(), "falls_to_floor": falls(), "forced_but_never_ran": list(overrides.never_ran())}
+        target.write_text(json.dumps(data, indent=1) + "\n")

@@ -1,0 +1,137 @@
+"""What machine this is: a torch-free record of the CPU, and of one GPU where torch is loaded and sees it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class CPUInfo:
+    """model: as the kernel names it. isa: the vector extensions that matter here. physical_cores, affinity: counts.
+    quota: CPUs' worth of time that the control group grants, None where it grants all."""
+
+    model: str
+    isa: tuple[str, ...]
+    physical_cores: int
+    affinity: int
+    quota: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device: type `cpu` or `cuda`, index, name, and SM version (90 for compute capability 9.0; None on CPU)."""
+
+    type: str
+    index: int | None
+    name: str
+    sm: int | None
+
+
+_ISA = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+
+
+@cache
+def cpu_info() -> CPUInfo:
+    """Read once from /proc, /sys and the scheduler."""
+    model, flags, cores = "unknown CPU", set[str](), set[tuple[str, str]]()
+    package = core = ""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        key, value = key.strip(), value.strip()
+        if key == "model name":
+            model = value
+        elif key in ("flags", "Features"):
+            flags = set(value.split())
+        elif key == "physical id":
+            package = value
+        elif key == "core id":
+            core = value
+        elif not key and core:
+            cores.add((package, core))
+            package = core = ""
+    if core:
+        cores.add((package, core))
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return CPUInfo(
+        model=model,
+        isa=tuple(i for i in _ISA if i in flags),
+        physical_cores=len(cores) or os.cpu_count() or 1,
+        affinity=affinity,
+        quota=_quota(),
+    )
+
+
+def default_threads() -> int:
+    """Compute threads to use: the least of physical cores, CPU affinity and the control group's quota, at least 1.
+
+    One thread more than that spins against its neighbours and costs far more than it brings.
+    """
+    info = cpu_info()
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else info.affinity
+    limit = min(info.physical_cores, affinity)
+    if info.quota is not None:
+        limit = min(limit, int(info.quota))
+    return max(limit, 1)
+
+
+def has_nvidia() -> bool:
+    """Whether an NVIDIA driver is loaded, without touching CUDA."""
+    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
+
+
+def device_info(device: object = "cpu") -> DeviceInfo:
+    """Describe `device` (a torch.device or its string). A CUDA device asks torch, and so initialises CUDA."""
+    kind, _, number = str(device).partition(":")
+    if kind != "cuda":
+        return DeviceInfo(kind, None, cpu_info().model if kind == "cpu" else kind, None)
+    return _cuda_info(int(number) if number else None)
+
+
+@cache
+def _cuda_info(index: int | None) -> DeviceInfo:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        import torch
+    if not torch.cuda.is_available():
+        return DeviceInfo("cuda", index, "no CUDA device is visible", None)
+    major, minor = torch.cuda.get_device_capability(index)
+    return DeviceInfo("cuda", index, torch.cuda.get_device_name(index), major * 10 + minor)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # absent outside Linux, or hidden in a sandbox: the fact is then unknown
+        return ""
+
+
+def _quota() -> float | None:
+    """The tightest CPU quota of this process's control group and its ancestors (v2), or the v1 controller's."""
+    limits = []
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            node = Path("/sys/fs/cgroup") / path.lstrip("/")
+            for folder in (node, *node.parents):
+                limits.append(_v2_quota(folder))
+                if folder == Path("/sys/fs/cgroup"):
+                    break
+        elif "cpu" in controllers.split(","):
+            limits.append(_v1_quota(Path("/sys/fs/cgroup/cpu") / path.lstrip("/")))
+    limits += [_v2_quota(Path("/sys/fs/cgroup")), _v1_quota(Path("/sys/fs/cgroup/cpu"))]
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known else None
+
+
+def _v2_quota(folder: Path) -> float | None:
+    parts = _read(folder / "cpu.max").split()
+    return int(parts[0]) / int(parts[1]) if len(parts) == 2 and parts[0] != "max" else None
+
+
+def _v1_quota(folder: Path) -> float | None:
+    quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
