@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,9 +92,8 @@ def device_info(device: object = "cpu") -> DeviceInfo:
 
 @cache
 def _cuda_info(index: int | None) -> DeviceInfo:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        import torch
+    import torch
+
     if not torch.cuda.is_available():
         return DeviceInfo("cuda", index, "no CUDA device is visible", None)
     major, minor = torch.cuda.get_device_capability(index)

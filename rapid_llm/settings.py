@@ -1,7 +1,8 @@
 """Every environment variable of the package: typed, documented, read in one place.
 
-Values are read from the environment when asked for. Dispatch takes them at its first decision and again at every explicit
-`dispatch` or `explain`; a public op function that has already decided for the same arguments does not look again.
+Values are read from the environment when asked for. Dispatch takes them at its first decision and again at every
+explicit `dispatch` or `explain`; a public op function that has already decided for the same arguments does not look
+again.
 """
 
 from __future__ import annotations

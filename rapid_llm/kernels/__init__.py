@@ -1,8 +1,8 @@
 """Ops, and the dispatch that chooses a proven row for each.
 
-`rapid_llm.kernels.rmsnorm(x, weight)` runs the best row for these arguments; `dispatch("rmsnorm", x, weight)` returns it as a
-handle; `explain("rmsnorm", x, weight)` says why it was chosen. Importing this module imports neither torch nor a kernel; the
-op functions themselves come into being on first access.
+`rapid_llm.kernels.rmsnorm(x, weight)` runs the best row for these arguments; `dispatch("rmsnorm", x, weight)` returns
+it as a handle; `explain("rmsnorm", x, weight)` says why it was chosen. Importing this module imports neither torch nor
+a kernel; the op functions themselves come into being on first access.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from . import ops as _ops
+from . import ops as _ops  # noqa: F401 - importing it declares every op
 from .registry import (
     UNMEASURED,
     Dim,

@@ -33,7 +33,10 @@ def overloads(op: OpSpec) -> dict[str, Any]:
     if op.parsed.mutated:
         return {"_torch_inplace": getattr(space, f"{op.function}_").default}
     if op.parsed.takes_out:
-        return {"_torch_op": getattr(space, op.function).default, "_torch_out": getattr(space, f"{op.function}_out").default}
+        return {
+            "_torch_op": getattr(space, op.function).default,
+            "_torch_out": getattr(space, f"{op.function}_out").default,
+        }
     return {"_torch_op": getattr(space, op.function).default}
 
 

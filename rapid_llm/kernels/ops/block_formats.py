@@ -23,5 +23,7 @@ def row_bytes(elements: int, scheme: str) -> int:
 def row_elements(bytes_per_row: int, scheme: str) -> int:
     """Weights in one row of `bytes_per_row` bytes; raises `ValueError` on a broken last block."""
     if bytes_per_row % BLOCK_BYTES[scheme]:
-        raise ValueError(f"{scheme}: a row of {bytes_per_row} bytes does not divide into {BLOCK_BYTES[scheme]}-byte blocks")
+        raise ValueError(
+            f"{scheme}: a row of {bytes_per_row} bytes does not divide into {BLOCK_BYTES[scheme]}-byte blocks"
+        )
     return bytes_per_row // BLOCK_BYTES[scheme] * BLOCK

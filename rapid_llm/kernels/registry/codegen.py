@@ -1,8 +1,8 @@
 """The public function of each op, written out as source from its `OpSpec`.
 
-Its fast path is one dictionary look-up under a key that holds only facts that some registered row of the op constrains: an
-op whose rows take any shape does not pay for reading shapes. When a row registers that constrains more, the function's code
-is replaced in place, so that `from rapid_llm.kernels import scale` stays valid.
+Its fast path is one dictionary look-up under a key that holds only facts that some registered row of the op constrains:
+an op whose rows take any shape does not pay for reading shapes. When a row registers that constrains more, the
+function's code is replaced in place, so that `from rapid_llm.kernels import scale` stays valid.
 
 Under `torch.compile` the function is its torch op; eager calls never pass through torch.library.
 """
@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType
 from typing import Any, Final
 
-from . import dispatcher as _dispatch, facts as _facts, overrides, plugins, registry, trace
+from . import dispatcher as _dispatch
+from . import facts as _facts
+from . import overrides, plugins, registry, trace
 from .errors import ArgumentError
 from .schema import REQUIRED
 from .spec import AUTO_DIMS, OpSpec
@@ -89,7 +92,9 @@ def source(op: OpSpec) -> str:
 
 
 def _compiled_branch(op: OpSpec) -> list[str]:
-    inner = ", ".join([*(a.name for a in op.parsed.positional), *(f"{a.name}={a.name}" for a in op.parsed.keyword_only)])
+    inner = ", ".join(
+        [*(a.name for a in op.parsed.positional), *(f"{a.name}={a.name}" for a in op.parsed.keyword_only)]
+    )
     if op.parsed.mutated:
         return [f"        return _torch_inplace({inner})"]
     lines = [f"        if out is None: return _torch_op({inner})"] if op.parsed.takes_out else []
@@ -97,7 +102,7 @@ def _compiled_branch(op: OpSpec) -> list[str]:
 
 
 def _key(op: OpSpec) -> str:
-    """The pruned key: `type` and `device` of the first tensor, the dtype, and whatever the registered rows constrain."""
+    """The pruned key: type and device of the first tensor, the dtype, and whatever the registered rows constrain."""
     rows = registry.rows(op.id)
     tensors = [a.name for a in op.parsed.tensors if not a.optional]
     first = tensors[0]
@@ -190,7 +195,7 @@ def _decision(op: OpSpec, values: dict[str, Any], out: Any, capturing: bool = Fa
     _facts.bind(op, (), {**values, **({} if out is None else {"out": out})})
     found = _dispatch.with_sm(_facts.read(op, _dispatch.dims_reader(op), values, out))
     if capturing:
-        found = _dispatch.replace(found, capturing=True)
+        found = replace(found, capturing=True)
     return _dispatch.decide(found, overrides.current(op.id))
 
 
@@ -259,7 +264,9 @@ def _check_out(op: OpSpec, values: dict[str, Any], out: Any) -> None:
     shape, dtype = result(op)(**values)
     first = values[op.parsed.tensors[0].name]
     if tuple(out.shape) != tuple(shape):
-        raise ArgumentError(f"{op.id}: out must have the same shape as the result, {tuple(shape)}, got {tuple(out.shape)}")
+        raise ArgumentError(
+            f"{op.id}: out must have the same shape as the result, {tuple(shape)}, got {tuple(out.shape)}"
+        )
     if out.dtype != dtype or out.device != first.device:
         raise ArgumentError(
             f"{op.id}: out must be {dtype} on {first.device} like the result, got {out.dtype} on {out.device}"
@@ -287,8 +294,12 @@ def result(op: OpSpec) -> Callable[..., tuple[tuple[int, ...], Any]]:
         raise ArgumentError(f"{op.id}: has no result")
     names = ", ".join(a.name for a in op.parsed.args)
     scope = {**_facts.expression_names(), "torch": torch}
-    exec(compile(f"def result({names}): return ({op.out.shape}), ({op.out.dtype})", f"<result of {op.id}>", "exec"), scope)
-    return scope["result"]  # type: ignore[return-value]
+    exec(
+        compile(f"def result({names}): return ({op.out.shape}), ({op.out.dtype})", f"<result of {op.id}>", "exec"),
+        scope,
+    )
+    reader: Callable[..., tuple[tuple[int, ...], Any]] = scope["result"]
+    return reader
 
 
 def _same(one: Any, two: Any) -> bool:
@@ -297,7 +308,7 @@ def _same(one: Any, two: Any) -> bool:
 
 
 def _overlap(one: Any, two: Any) -> bool:
-    """Whether two strided views touch the same bytes; exact for rows side by side in one buffer, else by address range."""
+    """Whether two strided views touch the same bytes; exact for columns of one buffer, else by address range."""
     if one.numel() == 0 or two.numel() == 0 or not _ranges_cross(one, two):
         return False
     if one.element_size() != two.element_size() or one.stride() != two.stride() or one.dim() == 0:

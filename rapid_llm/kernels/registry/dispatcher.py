@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from typing import Any, Final
 from rapid_llm import settings
 from rapid_llm.platform import device_info
 
-from . import evidence, facts as _facts, overrides, plugins, probes, registry, trace
-from .errors import ForcedRowError, NoKernelError, RegistrationError, StrictFallbackError
+from . import facts as _facts
+from . import overrides, plugins, probes, registry, trace
+from .errors import ArgumentError, ForcedRowError, NoKernelError, RegistrationError, StrictFallbackError
 from .facts import Facts
 from .filters import DEGRADED, Verdict, judge, preference
 from .overrides import Forced
@@ -83,7 +85,7 @@ def _rebuild(name: str, decision: Decision) -> Selected:
 
 
 def facts_of(op_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
-    """Facts of a call with example arguments, or of the stated `device, dtype, scheme, dims, layout` if there are none."""
+    """Facts of a call with example arguments, or as stated (`device, dtype, scheme, ...`) if there are none."""
     op = registry.get_op(op_id)
     if args:
         extra = {k: kwargs.pop(k) for k in ("allow", "prepack", "capturing") if k in kwargs}
@@ -96,7 +98,7 @@ def facts_of(op_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts
         unknown = sorted(set(stated) - {*defaults, "allow", "prepack", "capturing"})
         if unknown:
             known = "device, dtype, scheme, dims, layout, allow, prepack, capturing, backend"
-            raise _facts.ArgumentError(f"{op_id}: unknown fact {unknown[0]!r}; state {known}, or give example arguments")
+            raise ArgumentError(f"{op_id}: unknown fact {unknown[0]!r}; state {known}, or give example arguments")
         found = _facts.given(op, **stated)
     return with_sm(found)
 
@@ -121,8 +123,8 @@ def dispatch(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> 
     """Choose the row that runs `op` and return it as a callable handle.
 
     With example arguments, facts are read off them: `dispatch("rmsnorm", x, weight)`. Without, they are stated:
-    `dispatch("linear", device="cpu", dtype="fp32", scheme="q4_1", dims={"tokens": 1})`; unstated dimensions rule out the
-    rows that constrain them. `allow` names roundings the caller accepts, `prepack=True` promises to pass
+    `dispatch("linear", device="cpu", dtype="fp32", scheme="q4_1", dims={"tokens": 1})`; unstated dimensions rule out
+    the rows that constrain them. `allow` names roundings the caller accepts, `prepack=True` promises to pass
     `handle.prepack(weight)`. `backend` forces a backend or a row by name. Raises `NoKernelError` if every row is out.
     """
     plugins.scan()
@@ -214,7 +216,14 @@ def verdicts(found: Facts, forced: Forced | None) -> tuple[Verdict, ...]:
 
 def _rank(verdict: Verdict, found: Facts, named: set[str]) -> tuple[object, ...]:
     row = verdict.row
-    return (row.name not in named, not verdict.admitted, -preference(row, found), -row.priority, row.is_native, row.name)
+    return (
+        row.name not in named,
+        not verdict.admitted,
+        -preference(row, found),
+        -row.priority,
+        row.is_native,
+        row.name,
+    )
 
 
 def _decide(found: Facts, forced: Forced | None) -> Decision:
@@ -224,7 +233,9 @@ def _decide(found: Facts, forced: Forced | None) -> Decision:
         if best is None or not best.admitted:
             names = overrides.rows_of(forced.what, found.op)
             lines = _lines([v for v in judged if v.row.name in names])
-            raise ForcedRowError(f"{found.op}: {forced.by} forces {forced.what!r}, which cannot run this call:\n{lines}")
+            raise ForcedRowError(
+                f"{found.op}: {forced.by} forces {forced.what!r}, which cannot run this call:\n{lines}"
+            )
         return Decision(found, forced, best.row, judged)
     if best is None or not best.admitted:
         raise NoKernelError(f"{found.op}: no row can run this call on {found.device}:\n{_lines(judged)}")
@@ -248,13 +259,13 @@ def _report_fall(found: Facts, floor: KernelSpec, judged: tuple[Verdict, ...]) -
 
 
 def _lines(judged: tuple[Verdict, ...] | list[Verdict]) -> str:
-    return "\n".join(f"  {v.row.name}: {'; '.join(f'{r.text} ({r.fix})' for r in v.reasons) or 'admitted'}" for v in judged)
+    return "\n".join(
+        f"  {v.row.name}: {'; '.join(f'{r.text} ({r.fix})' for r in v.reasons) or 'admitted'}" for v in judged
+    )
 
 
 def forget(touched: set[str] | None) -> None:
     """Drop cached decisions: of the ops given, or all."""
-    from . import codegen
-
     with _lock:
         if touched is None:
             _decisions.clear()
@@ -266,6 +277,8 @@ def forget(touched: set[str] | None) -> None:
             known = {r.name for o in registry.ops() for r in registry.rows(o.id)}
             for name in [n for n in _targets if n not in known]:
                 del _targets[name]
+    codegen = sys.modules.get(f"{__package__}.codegen")
+    if codegen is not None:  # otherwise no public function exists yet
         codegen.refresh(touched)
 
 

@@ -1,8 +1,8 @@
 """What is known about a row's correctness on a class of devices.
 
-Only a run makes evidence. A row of this package counts as verified on CPU because the conformance suite runs it there on
-every change; any other row needs a record made in this process by `rapid_llm.verify`. A `GoldenRecord` in a row is a claim
-and admits nothing.
+Only a run makes evidence. A row of this package counts as verified on CPU because the conformance suite runs it there
+on every change; any other row needs a record made in this process by `rapid_llm.verify`. A `GoldenRecord` in a row is a
+claim and admits nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from typing import Any
 
 from rapid_llm.platform import has_nvidia
 
-from . import dispatcher as _dispatch, overrides, plugins, registry
+from . import dispatcher as _dispatch
+from . import evidence, overrides, plugins, registry
 from .dispatcher import Decision
 from .errors import ForcedRowError, NoKernelError, StrictFallbackError
 from .filters import Verdict, machine_reasons
@@ -43,7 +44,9 @@ class Explanation:
         facts = self.facts
         dims = ", ".join(f"{k}={v}" for k, v in facts.dims.items())
         scheme = f", scheme {facts.scheme}" if facts.scheme is not None else ""
-        lines = [f"{facts.op} on {facts.device}, {facts.dtype or 'dtype not given'}{scheme}{', ' + dims if dims else ''}"]
+        lines = [
+            f"{facts.op} on {facts.device}, {facts.dtype or 'dtype not given'}{scheme}{', ' + dims if dims else ''}"
+        ]
         if self.forced is not None:
             lines.append(f"forced: {self.forced.what} by {self.forced.by}")
         if self.error is not None:
@@ -104,7 +107,7 @@ def listing(device: str | None = None) -> list[dict[str, object]]:
                     "admitted": not reasons,
                     "reasons": [r.as_json() for r in reasons],
                     "priority": None if row.priority < 0 else row.priority,
-                    "evidence": _dispatch.evidence.of(row, facts).as_json(),
+                    "evidence": evidence.of(row, facts).as_json(),
                 }
             )
     for plugin in plugins.plugins():

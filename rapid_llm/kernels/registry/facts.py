@@ -1,6 +1,7 @@
 """What dispatch knows about one call: device, dtype, scheme, named dimensions and layout, read off the arguments.
 
-The readers are compiled once per op from its `OpSpec`; torch is never imported here, tensors are only asked for attributes.
+The readers are compiled once per op from its `OpSpec`; torch is never imported here, tensors are only asked for
+attributes.
 """
 
 from __future__ import annotations
@@ -187,17 +188,19 @@ def _contiguous(t: Any) -> bool:
 
 
 def _last_dim(t: Any) -> bool:
-    return t.dim() == 0 or t.shape[-1] <= 1 or t.stride(-1) == 1
+    return bool(t.dim() == 0 or t.shape[-1] <= 1 or t.stride(-1) == 1)
 
 
 def _aligned16(t: Any) -> bool:
     """The first element and the start of every row lie on 16-byte boundaries."""
     size = t.element_size()
-    return type(t).__name__ != "FakeTensor" and t.data_ptr() % 16 == 0 and all(s * size % 16 == 0 for s in t.stride()[:-1])
+    if type(t).__name__ == "FakeTensor" or t.data_ptr() % 16:
+        return False
+    return all(s * size % 16 == 0 for s in t.stride()[:-1])
 
 
 def _extent(t: Any) -> int:
     """One more than the largest element offset that a kernel may form from the first element."""
     if t.numel() == 0:
         return 0
-    return 1 + sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))
+    return 1 + int(sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True)))

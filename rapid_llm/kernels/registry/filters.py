@@ -50,9 +50,11 @@ class Verdict:
 
 
 def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None) -> Verdict:
-    """Test `row` against `facts`. `forced`: named explicitly, so evidence is not demanded. `broken`: why it cannot load.
+    """Test `row` against `facts`. `forced`: named explicitly, so evidence is not demanded. `broken`: why it cannot
+    load.
 
-    The probe is asked only where nothing else rules the row out, so that no library is touched for a call it cannot serve.
+    The probe is asked only where nothing else rules the row out, so that no library is touched for a call it cannot
+    serve.
     """
     proof = evidence.of(row, facts)
     reasons = [*_fit(row, facts)]
@@ -89,7 +91,9 @@ def _fit(row: KernelSpec, facts: Facts) -> Iterator[Reason]:
         if tag not in facts.layout:
             owner, _, bare = tag.rpartition(":")
             what = owner if owner else "every tensor"
-            yield Reason("layout", f"needs {what} {_ADJECTIVE.get(bare, tag)}", f"make {what} {_ADJECTIVE.get(bare, tag)}")
+            yield Reason(
+                "layout", f"needs {what} {_ADJECTIVE.get(bare, tag)}", f"make {what} {_ADJECTIVE.get(bare, tag)}"
+            )
     for rounding in row.roundings:
         if rounding not in facts.allow:
             what, _, dtype = rounding.partition(":")
@@ -98,7 +102,9 @@ def _fit(row: KernelSpec, facts: Facts) -> Iterator[Reason]:
         fix = "bind it with dispatch(..., prepack=True) and pass handle.prepack(weight)"
         yield Reason("prepack", "reads the weight in its own packed form", fix)
     if facts.capturing and not row.graph_safe:
-        yield Reason("graph", "does host work per call, so a CUDA graph cannot capture it", "call it outside the capture")
+        yield Reason(
+            "graph", "does host work per call, so a CUDA graph cannot capture it", "call it outside the capture"
+        )
 
 
 _ADJECTIVE = {
@@ -111,7 +117,9 @@ _ADJECTIVE = {
 def _device(row: KernelSpec, facts: Facts) -> Iterator[Reason]:
     devices = row.devices or (("cuda",) if row.capability else ())
     if devices and facts.device not in devices:
-        yield Reason("device", f"runs on {' or '.join(devices)}, not {facts.device}", f"move the tensors to {devices[0]}")
+        yield Reason(
+            "device", f"runs on {' or '.join(devices)}, not {facts.device}", f"move the tensors to {devices[0]}"
+        )
     elif row.capability and facts.device == "cuda":
         windows = " or ".join(f"SM {low}" + ("+" if high is None else f"-{high}") for low, high in row.capability)
         if facts.sm is None:

@@ -1,8 +1,9 @@
-"""Rows from other packages, through the entry-point group `rapid_llm.kernels`; a broken plugin harms nothing but itself.
+"""Rows from other packages, through the entry-point group `rapid_llm.kernels`; a broken plugin harms nothing but
+itself.
 
-An entry point names one of: a function of no argument or of one (the API version below) that calls `register` or returns
-specs; an iterable of specs; or a module that registers when imported. A plugin states the API it was written for as
-`RAPID_LLM_API` in its module; a newer one than ours is refused.
+An entry point names one of: a function of no argument or of one (the API version below) that calls `register` or
+returns specs; an iterable of specs; or a module that registers when imported. A plugin states the API it was written
+for as `RAPID_LLM_API` in its module; a newer one than ours is refused.
 """
 
 from __future__ import annotations

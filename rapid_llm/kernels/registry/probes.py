@@ -1,18 +1,17 @@
 """Whether a row's code can be used here, found out without letting foreign code harm this process.
 
-A probe or target that lives outside this package is first imported in a child process, so that an ImportError, a failing
-assertion, `sys.exit`, a hard exit, a segmentation fault or a hang there becomes a text here. The child's verdict is
-remembered on disk until the installation changes. A library that is not installed is found absent without a child.
+A probe or target that lives outside this package is first imported in a child process, so that an ImportError, a
+failing assertion, `sys.exit`, a hard exit, a segmentation fault or a hang there becomes a text here. The child's
+verdict is remembered on disk until the installation changes. A library that is not installed is found absent without a
+child.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.machinery
 import logging
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -95,7 +94,7 @@ def check_module(module: str) -> Probe:
 
 
 def library(name: str, check: str = "") -> Probe:
-    """For the backends' own probes: whether library `name` is installed and imports; `check` is a `module:attr` to call."""
+    """For the backends' own probes: whether library `name` is there and imports; `check` names a function to call."""
     with _lock:
         key = (name, "library", check)
         if key not in _results:
@@ -156,6 +155,7 @@ def _in_child(module: str, available: str, target: str) -> Probe:
 
 def _run_child(available: str, target: str) -> Probe:
     import json
+    import subprocess
 
     what = available or target
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), available, target]
@@ -197,6 +197,8 @@ def _locate(module: str) -> str | None:
 
 def _memory(location: str, available: str, target: str) -> Path:
     """Where the verdict is kept: a name that changes with the library's files, its metadata, Python and torch."""
+    import hashlib
+
     parts = [sys.version, sys.executable, available, target]
     file = Path(location)
     # The package's folder and its siblings named `<package>-<version>.dist-info` change with every installation.

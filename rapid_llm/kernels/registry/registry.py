@@ -23,8 +23,8 @@ def register(*specs: OpSpec | KernelSpec) -> None:
     """Add ops and rows in one step: either all of them are in afterwards, or none and a `RegistrationError` is raised.
 
     An op comes with its `native` row (one per scheme) in the same call. A row may be registered at any time, before or
-    after the first dispatch of its op. Rows outside this package have their target located and its signature compared with
-    the op's schema, without importing it.
+    after the first dispatch of its op. Rows outside this package have their target located and its signature compared
+    with the op's schema, without importing it.
     """
     global _epoch
     with _lock:
@@ -130,7 +130,9 @@ def _add(spec: OpSpec | KernelSpec, ops: dict[str, OpSpec], rows: dict[str, dict
         shared = sorted(set(other.schemes) & set(spec.schemes))
         if other.is_native and (shared or not spec.schemes):
             what = f"scheme {shared[0]!r}" if shared else "the op"
-            raise RegistrationError(spec.name, "backend", f"{what} has the floor {other.name!r} already; one is the rule")
+            raise RegistrationError(
+                spec.name, "backend", f"{what} has the floor {other.name!r} already; one is the rule"
+            )
     if not spec.target.startswith("rapid_llm.kernels."):
         from .signature import check_static  # pays for `ast` only where a foreign row comes in
 

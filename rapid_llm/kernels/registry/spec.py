@@ -131,13 +131,14 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """One operator, declared once; dispatch, the public function, the torch op and the conformance suite derive from it.
+    """One operator, declared once; dispatch, the public function, the torch op and the conformance suite derive from
+    it.
 
     id: `rmsnorm`, `attention.prefill`. schema: torch schema string without name. group: folder under `kernels/ops`.
-    dims: named dimensions -> expression over the arguments (`input.shape[-1]`). out: result allocation, None for in-place
-    ops. dtype_of: the argument whose dtype is the op's dtype. dtypes: labels the op is defined for. schemes: values of
-    the `scheme` argument. facts: layout facts that hold for every call (`kv:paged`). oracle, cases, bound, work:
-    `"module:attr"` strings into `rapid_llm.verify`. doc: the public function's docstring.
+    dims: named dimensions -> expression over the arguments (`input.shape[-1]`). out: result allocation, None for
+    in-place ops. dtype_of: the argument whose dtype is the op's dtype. dtypes: labels the op is defined for. schemes:
+    values of the `scheme` argument. facts: layout facts that hold for every call (`kv:paged`). oracle, cases, bound,
+    work: `"module:attr"` strings into `rapid_llm.verify`. doc: the public function's docstring.
     """
 
     id: str
@@ -195,9 +196,9 @@ class KernelSpec:
     the op's dtype argument; empty means all of the op's. capability: SM windows as (lowest, highest or None), any of
     them. shape: conditions on named dimensions. layout: required tags. schemes: quantisation schemes it computes.
     roundings: the intermediate roundings it makes beyond the op's own dtype, each of which the caller must allow.
-    prepack: `"module:attr"` of a function that turns the raw weight into this row's own form; such a row runs only from a
-    handle bound with `prepack=True`. golden: a claim. priority: rank from a benchmark, or `UNMEASURED`. graph_safe: no
-    host work per call, so a CUDA graph may capture it.
+    prepack: `"module:attr"` of a function that turns the raw weight into this row's own form; such a row runs only from
+    a handle bound with `prepack=True`. golden: a claim. priority: rank from a benchmark, or `UNMEASURED`. graph_safe:
+    no host work per call, so a CUDA graph may capture it.
     """
 
     name: str
@@ -266,7 +267,9 @@ class KernelSpec:
         dims = {*op.dims, *AUTO_DIMS}
         for dim in (*self.shape.require, *self.shape.prefer):
             if dim.name not in dims:
-                raise RegistrationError(self.name, "shape", f"unknown dimension {dim.name!r}; {op.id} has {sorted(dims)}")
+                raise RegistrationError(
+                    self.name, "shape", f"unknown dimension {dim.name!r}; {op.id} has {sorted(dims)}"
+                )
         tensors = {a.name for a in op.parsed.tensors}
         for tag in self.layout:
             owner, _, bare = tag.rpartition(":")
@@ -280,7 +283,9 @@ class KernelSpec:
         for rounding in self.roundings:
             if rounding not in op.numerics.roundings:
                 permitted = list(op.numerics.roundings)
-                raise RegistrationError(self.name, "roundings", f"{rounding!r} is not permitted by {op.id}: {permitted}")
+                raise RegistrationError(
+                    self.name, "roundings", f"{rounding!r} is not permitted by {op.id}: {permitted}"
+                )
 
 
 def _check_target(name: str, field_name: str, value: object) -> None:

@@ -79,7 +79,8 @@ def span(op: str, row: str) -> AbstractContextManager[Any]:
         return nullcontext()
     from torch.profiler import record_function
 
-    return record_function(f"{op} [{row}]")
+    span: AbstractContextManager[Any] = record_function(f"{op} [{row}]")
+    return span
 
 
 def fell(op: str, floor: str) -> None:

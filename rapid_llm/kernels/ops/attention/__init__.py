@@ -27,10 +27,10 @@ PREFILL = OpSpec(
     work="rapid_llm.verify.work:attention_prefill",
     doc="""Causal attention of ragged query chunks over the paged cache, which already holds the chunks' own keys.
 
-    query: (tokens, query_heads, head_dim), the chunks of all sequences back to back. k_cache, v_cache: (pages, page_size,
-    kv_heads, head_dim); query_heads is a multiple of kv_heads (GQA: query head h reads kv head h // (Hq / Hkv)).
-    cu_seqlens_q: (sequences + 1,) int32 offsets of each chunk. seq_lens: (sequences,) int32, each sequence's whole length
-    including its chunk. block_table: (sequences, max_pages) int32. scale: factor on the scores.
+    query: (tokens, query_heads, head_dim), the chunks of all sequences back to back. k_cache, v_cache: (pages,
+    page_size, kv_heads, head_dim); query_heads is a multiple of kv_heads (GQA: query head h reads kv head h // (Hq /
+    Hkv)). cu_seqlens_q: (sequences + 1,) int32 offsets of each chunk. seq_lens: (sequences,) int32, each sequence's
+    whole length including its chunk. block_table: (sequences, max_pages) int32. scale: factor on the scores.
     Query i of a chunk of q tokens sees keys 0 .. seq_len - q + i. A token that sees no key gives zeros.
     Returns (tokens, query_heads, head_dim) in query's dtype; scores and sums in fp32.
     """,
@@ -51,10 +51,10 @@ DECODE = OpSpec(
     work="rapid_llm.verify.work:attention_decode",
     doc="""Attention of one query token per sequence over its paged cache.
 
-    query: (sequences, query_heads, head_dim). k_cache, v_cache: (pages, page_size, kv_heads, head_dim), GQA as in prefill.
-    seq_lens: (sequences,) int32 keys to see; 0 (a padded row) gives zeros. block_table: (sequences, max_pages) int32.
-    scale: factor on the scores. Returns query's shape and dtype; scores and sums in fp32. Split-KV on CUDA, with a number of
-    splits that depends on the batch and the device alone, never on a length.
+    query: (sequences, query_heads, head_dim). k_cache, v_cache: (pages, page_size, kv_heads, head_dim), GQA as in
+    prefill. seq_lens: (sequences,) int32 keys to see; 0 (a padded row) gives zeros. block_table: (sequences, max_pages)
+    int32. scale: factor on the scores. Returns query's shape and dtype; scores and sums in fp32. Split-KV on CUDA, with
+    a number of splits that depends on the batch and the device alone, never on a length.
     """,
 )
 

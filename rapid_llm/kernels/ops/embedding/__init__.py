@@ -22,8 +22,8 @@ EMBEDDING = OpSpec(
     work="rapid_llm.verify.work:embedding",
     doc="""Rows of `weight` by token id.
 
-    input: ids of any shape, int32 or int64, each in [0, vocab); on CPU an id outside is an IndexError, on CUDA its row is
-    zeros. weight: (vocab, hidden) dense for scheme 'unquantized', else (vocab, block bytes) uint8 GGUF blocks.
+    input: ids of any shape, int32 or int64, each in [0, vocab); on CPU an id outside is an IndexError, on CUDA its row
+    is zeros. weight: (vocab, hidden) dense for scheme 'unquantized', else (vocab, block bytes) uint8 GGUF blocks.
     dtype: of the result; default weight's own, fp32 for quantised tables. Returns (*input.shape, hidden).
     """,
 )

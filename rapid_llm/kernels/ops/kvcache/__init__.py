@@ -22,9 +22,9 @@ KVCACHE_WRITE = OpSpec(
     work="rapid_llm.verify.work:kvcache_write",
     doc="""Store each token's key and value in its slot of the paged cache, in place.
 
-    key, value: (tokens, kv_heads, head_dim), any strides. k_cache, v_cache: (pages, page_size, kv_heads, head_dim), same
-    dtype as key. slot_mapping: (tokens,) int64; slot s is page s // page_size, row s % page_size; a negative slot is
-    padding and writes nothing. Distinct tokens must have distinct slots. Returns None.
+    key, value: (tokens, kv_heads, head_dim), any strides. k_cache, v_cache: (pages, page_size, kv_heads, head_dim),
+    same dtype as key. slot_mapping: (tokens,) int64; slot s is page s // page_size, row s % page_size; a negative slot
+    is padding and writes nothing. Distinct tokens must have distinct slots. Returns None.
     """,
 )
 

@@ -4,7 +4,9 @@ from rapid_llm.kernels.registry import KernelSpec, OpSpec, register
 
 ROPE = OpSpec(
     id="rope",
-    schema="(Tensor(a!) query, Tensor(b!) key, Tensor positions, Tensor cos_sin_cache, *, bool interleaved=False) -> ()",
+    schema=(
+        "(Tensor(a!) query, Tensor(b!) key, Tensor positions, Tensor cos_sin_cache, *, bool interleaved=False) -> ()"
+    ),
     group="rope",
     dims={"tokens": "query.shape[0]", "head_dim": "query.shape[-1]", "rotary_dim": "cos_sin_cache.shape[-1]"},
     out=None,
