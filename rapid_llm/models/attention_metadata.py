@@ -16,10 +16,10 @@ write there."""
 class AttentionMetadata:
     """One varlen layout for prefill, resumed chunks and decode; tokens of all sequences lie back to back.
 
-    positions: (tokens,) int64, each token's index in its sequence. slot_mapping: (tokens,) int64 cache slots, negative for
-    padding. cu_seqlens_q: (sequences + 1,) int32 offsets of each sequence's tokens. seq_lens: (sequences,) int32, keys of
-    each sequence once this pass has written its own. block_table: (sequences, max_pages) int32. decode: every sequence
-    has exactly one token, so attention.decode applies.
+    positions: (tokens,) int64, each token's index in its sequence. slot_mapping: (tokens,) int64 cache slots, negative
+    for padding. cu_seqlens_q: (sequences + 1,) int32 offsets of each sequence's tokens. seq_lens: (sequences,) int32,
+    keys of each sequence once this pass has written its own. block_table: (sequences, max_pages) int32. decode: every
+    sequence has exactly one token, so attention.decode applies.
     """
 
     positions: Tensor

@@ -1,7 +1,7 @@
 """`ModelConfig`: everything about a model that is not a tensor, and the table of families that it can come from.
 
-A family is a row of `ARCHITECTURES`. What no row describes, or a hyper-parameter that no code reads, is an error and not
-a guess: a model that runs with the wrong rotary base still writes fluent text.
+A family is a row of `ARCHITECTURES`. What no row describes, or a hyper-parameter that no code reads, is an error and
+not a guess: a model that runs with the wrong rotary base still writes fluent text.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from .errors import MetadataError, TensorSetError, UnsupportedArchitectureError
 from .gguf import GGUFFile
@@ -22,14 +22,14 @@ DEFAULT_ROPE_THETA: Final = 10_000.0
 class Architecture:
     """What distinguishes one Llama-like family: a row of this table is all that a new family needs.
 
-    name: `general.architecture`. qk_permuted: the converter interleaved the rotary pairs of attn_q and attn_k, and loading
-    undoes it. qkv_bias: whether q, k and v carry biases. rope_factors: the file may divide the rotary frequencies by
-    `rope_freqs.weight` (Llama 3). qk_norm: q and k are normalised per head before the rotation.
+    name: `general.architecture`. qk_permuted: the converter interleaved the rotary pairs of attn_q and attn_k, and
+    loading undoes it. qkv_bias: q, k and v carry biases. rope_factors: the file may divide the rotary
+    frequencies by `rope_freqs.weight` (Llama 3). qk_norm: q and k are normalised per head before the rotation.
     """
 
     name: str
     qk_permuted: bool
-    qkv_bias: Literal["never", "optional", "always"]
+    qkv_bias: bool = False
     rope_factors: bool = False
     qk_norm: bool = False
 
@@ -38,9 +38,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
         row.name: row
         for row in (
-            Architecture("llama", qk_permuted=True, qkv_bias="optional", rope_factors=True),
-            Architecture("qwen2", qk_permuted=False, qkv_bias="always"),
-            Architecture("qwen3", qk_permuted=False, qkv_bias="never", qk_norm=True),
+            Architecture("llama", qk_permuted=True, rope_factors=True),
+            Architecture("qwen2", qk_permuted=False, qkv_bias=True),
+            Architecture("qwen3", qk_permuted=False, qk_norm=True),
         )
     }
 )
@@ -80,8 +80,8 @@ class ModelConfig:
     """The hyper-parameters of a Llama-like decoder and what its tokenizer states beside the vocabulary.
 
     vocab_size counts the rows of the embedding table, which may exceed `num_tokens`, the tokenizer's size: ids from
-    num_tokens on are padding and must never be sampled. max_model_len: the longest sequence the model was trained for, in
-    tokens. rotary_dim: how many of head_dim are rotated. eos_token_ids: every id that ends a sequence.
+    num_tokens on are padding and must never be sampled. max_model_len: the longest sequence the model was trained for,
+    in tokens. rotary_dim: how many of head_dim are rotated. eos_token_ids: every id that ends a sequence.
     """
 
     architecture: str
@@ -143,8 +143,8 @@ class ModelConfig:
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> ModelConfig:
-        """Read the configuration; raises `UnsupportedArchitectureError` for a family or variation that no row describes,
-        `MetadataError` for keys that are missing, of the wrong type, or contradictory."""
+        """Read the configuration; raises `UnsupportedArchitectureError` for a family or variation that no row
+        describes, `MetadataError` for keys that are missing, of the wrong type, or contradictory."""
         arch = file.require("general.architecture", str)
         if arch not in ARCHITECTURES:
             raise UnsupportedArchitectureError(f"{file.path}: {_unknown(arch)}")
@@ -192,7 +192,7 @@ def _refuse_unread(file: GGUFFile, arch: str) -> None:
                 raise UnsupportedArchitectureError(f"{file.path}: {key} = {file[key]!r} is not supported")
         elif suffix not in _READ:
             raise UnsupportedArchitectureError(
-                f"{file.path}: metadata key '{key}' = {file[key]!r} is not understood and may change what the model computes"
+                f"{file.path}: metadata key '{key}' = {file[key]!r} is not understood and may change what is computed"
             )
 
 

@@ -1,8 +1,8 @@
 """A memory-mapped reader of GGUF, the single-file model format of llama.cpp (versions 2 and 3, little-endian).
 
-Layout: magic, version, counts; key/value metadata; tensor infos; then, aligned, the tensors' bytes. Opening a file walks
-the header once and checks every length against the file's size, so nothing is read past its end and no count in a
-hostile header allocates memory. Arrays (a vocabulary of 49k strings) are decoded when first asked for.
+Layout: magic, version, counts; key/value metadata; tensor infos; then, aligned, the tensors' bytes. Opening a file
+walks the header once and checks every length against the file's size, so nothing is read past its end and no count in
+a hostile header allocates memory. Arrays (a vocabulary of 49k strings) are decoded when first asked for.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class _Array:
 class GGUFFile(Mapping[str, object]):
     """An open GGUF file: a mapping of its metadata, and `tensors`, a mapping of name to `TensorInfo`.
 
-    Values are int, float, bool, str, or a tuple of these. The mapping of the file is private (copy-on-write) and lives as
-    long as this object or any array from `data`.
+    Values are int, float, bool, str, or a tuple of these. The mapping of the file is private (copy-on-write) and lives
+    as long as this object or any array from `data`.
 
     Raises `BadMagicError`, `TruncatedFileError`, `MetadataError`, `UnknownTypeError` or `TensorSetError`, all of them
     `ModelError`; and `OSError` where the file cannot be opened.
@@ -181,7 +181,7 @@ class GGUFFile(Mapping[str, object]):
         if type(value) is not kind:
             shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
             raise MetadataError(f"{self.path}: metadata key '{key}' is {shown}, not a {kind.__name__}")
-        return value  # type: ignore[return-value]  # checked just above
+        return value
 
     def data(self, name: str) -> np.ndarray:
         """The raw bytes of a tensor: (rows, bytes a row) uint8, a view of the mapping (no copy)."""
@@ -243,8 +243,8 @@ class GGUFFile(Mapping[str, object]):
 
     def _read_alignment(self) -> int:
         alignment = self.optional("general.alignment", int, DEFAULT_ALIGNMENT)
-        if alignment <= 0 or alignment & (alignment - 1):
-            raise MetadataError(f"{self.path}: general.alignment is {alignment}, not a power of two")
+        if alignment < 8 or alignment & (alignment - 1):
+            raise MetadataError(f"{self.path}: general.alignment is {alignment}, not a power of two of at least 8")
         return alignment
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
@@ -270,8 +270,8 @@ class GGUFFile(Mapping[str, object]):
         offset = self._u64(f"the offset of '{name}'")
         if kind not in TENSOR_TYPES:
             raise UnknownTypeError(
-                f"{self.path}: tensor '{name}' has the unknown ggml type {kind}; convert the model to Q4_0, Q4_1, Q8_0, "
-                "F16, BF16 or F32"
+                f"{self.path}: tensor '{name}' has the unknown ggml type {kind}; convert the model to Q4_0, Q4_1, "
+                "Q8_0, F16, BF16 or F32"
             )
         label, block, width = TENSOR_TYPES[kind]
         if 0 in shape or shape[-1] % block:
