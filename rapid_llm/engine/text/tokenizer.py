@@ -37,8 +37,8 @@ class PreTokenizer:
     """How text is cut into words before merges apply, and what comes with it.
 
     split: pattern of words; None is GPT-2's own. digits: every digit (Unicode N) is a word. ignore_merges: a word that
-    is a token as a whole is that token. add_bos: whether a prompt starts with BOS where the file does not say. nfc: text
-    is brought into Unicode's NFC form first.
+    is a token as a whole is that token. add_bos: whether a prompt starts with BOS where the file does not say. nfc: the
+    text is brought into Unicode's NFC form first.
     """
 
     split: str | None = None
