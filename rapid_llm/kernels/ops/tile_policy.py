@@ -1,8 +1,8 @@
-"""How big a tile each kernel works on: one place that knows the architecture, so that no kernel tunes itself at run time.
+"""How big a tile each kernel works on: one place that knows the architecture, so no kernel tunes itself at run time.
 
-An op registers its heuristic with `@tiles("op")`, a pure function of the SM version and named integers; its wrapper asks
-`resolve_tiles("op", device, **dims)` and passes the answer to the launch. Answers are memoised and depend on nothing but
-these arguments, so the same call compiles the same kernel in every process and on every rank.
+An op registers its heuristic with `@tiles("op")`, a pure function of the SM version and named integers; its wrapper
+asks `resolve_tiles("op", device, **dims)` and passes the answer to the launch. Answers are memoised and depend on
+nothing but these arguments, so the same call compiles the same kernel in every process and on every rank.
 """
 
 from __future__ import annotations
@@ -101,5 +101,5 @@ def next_power_of_2(n: int) -> int:
 
 
 def warps_for(elements: int, *, per_thread: int) -> int:
-    """Warps for a program of `elements` (a power of two) so that each thread holds about `per_thread` of them: 1 to 16."""
+    """Warps (1 to 16) for a program of `elements`, a power of two, so that each thread holds about `per_thread`."""
     return max(1, min(16, elements // (32 * per_thread)))

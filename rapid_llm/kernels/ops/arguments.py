@@ -1,0 +1,97 @@
+"""What native rows ask of their tensors before they touch memory, and how strided tensors are seen by kernels.
+
+Only checks that prevent a silently wrong result or a stray write are made here; each raises `ArgumentError`, naming the
+op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from rapid_llm.kernels.registry import ArgumentError
+
+
+def check_tensor(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor, shape: Sequence[int]) -> None:
+    """Raise unless `tensor` has `shape` and `like`'s dtype and device."""
+    if tensor.shape != torch.Size(shape):
+        raise ArgumentError(
+            f"{op}: {name} must have the same shape as the result: got {tuple(tensor.shape)}, expected {tuple(shape)}"
+        )
+    check_kind(op, name, tensor, like)
+
+
+def check_kind(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
+    """Raise unless `tensor` has `like`'s dtype and device."""
+    if tensor.dtype != like.dtype:
+        raise ArgumentError(f"{op}: {name} must have dtype {like.dtype}, got {tensor.dtype}")
+    if tensor.device != like.device:
+        where = "CUDA device" if like.is_cuda else "device"
+        raise ArgumentError(f"{op}: {name} must be on the same {where}, {like.device}: got {tensor.device}")
+
+
+def check_written(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Raise if two elements of `tensor`, which the op writes, share memory (an expanded tensor, say)."""
+    if tensor.is_contiguous() or tensor.numel() <= 1:
+        return
+    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    reach = 1
+    for stride, size in dims:  # enough for the elements to be distinct, and exact for every view that slicing makes
+        if stride < reach:
+            raise ArgumentError(
+                f"{op}: elements of {name} share memory (shape {tuple(tensor.shape)}, strides {tensor.stride()}); "
+                "pass a tensor that is not expanded"
+            )
+        reach = stride * (size - 1) + reach
+
+
+def check_disjoint(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """Raise if `tensor` and `other` may share an element; interleaved views of one buffer are told apart."""
+    if overlaps(tensor, other):
+        raise ArgumentError(f"{op}: {name} overlaps {other_name} in memory; pass separate tensors")
+
+
+def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors may share memory: exact for dense ones and column slices of one buffer, else by extent."""
+    start_a, start_b = a.data_ptr(), b.data_ptr()
+    end_a, end_b = start_a + _extent(a), start_b + _extent(b)
+    if start_a >= end_b or start_b >= end_a:
+        return False
+    period = a.stride()[0] * a.element_size() if a.ndim > 1 else 0
+    if a.ndim < 2 or b.ndim < 2 or b.stride()[0] * b.element_size() != period or period == 0:
+        return True
+    width_a, width_b = _extent(a[0]), _extent(b[0])
+    shift = (start_b - start_a) % period
+    return shift < width_a or shift + width_b > period
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to past the last one; 0 for an empty tensor."""
+    if tensor.numel() == 0:
+        return 0
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
+
+
+Dims = list[tuple[int, ...]]
+
+
+def merge_dims(shape: Sequence[int], *strides: Sequence[int], reorder: bool = True) -> Dims:
+    """The fewest dimensions, outermost first, that walk tensors of one `shape` jointly: (size, stride, ...) each.
+
+    Dimensions of size 1 vanish; neighbours that every tensor steps through evenly become one. With `reorder` the order
+    is that of the last tensor's memory. An empty list stands for a single element.
+    """
+    dims = [d for d in zip(shape, *strides, strict=True) if d[0] != 1]
+    if reorder:
+        dims.sort(key=lambda d: d[:0:-1], reverse=True)
+    merged: Dims = dims[:1]
+    for outer, inner in pairwise(dims):
+        size = inner[0]
+        if all(o == i * size for o, i in zip(outer[1:], inner[1:], strict=True)):
+            merged[-1] = (merged[-1][0] * size, *inner[1:])
+        else:
+            merged.append(inner)
+    return merged
