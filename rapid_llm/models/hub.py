@@ -119,7 +119,7 @@ def pull(name: str, *, progress: Progress | None = None) -> Path:
     """Fetch the model `name` unless it is there, and return its verified file.
 
     progress: called with (bytes so far, bytes in all); None draws on standard error. Safe to call from several
-    processes at once: one fetches, the others wait for it. Raises `UnknownModelError`, `ChecksumError`, `DownloadError`.
+    processes at once: one fetches, the others wait. Raises `UnknownModelError`, `ChecksumError`, `DownloadError`.
     """
     if name not in MODELS:
         raise UnknownModelError(f"unknown model {name!r}; known: {', '.join(MODELS)}")

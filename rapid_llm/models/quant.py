@@ -30,8 +30,8 @@ SCHEMES: Final[Mapping[str, str]] = MappingProxyType(
 def dequantize(data: Tensor, scheme: str) -> Tensor:
     """Blocks as fp32, exactly what the format means (d * q is exact in fp32; adding q4_1's minimum rounds once).
 
-    data: (rows, bytes a row) uint8. Returns (rows, weights a row) fp32. Raises `ValueError` for a scheme that is not a block
-    format, and for rows that are not whole blocks.
+    data: (rows, bytes a row) uint8. Returns (rows, weights a row) fp32. Raises `ValueError` for a scheme that is not a
+    block format, and for rows that are not whole blocks.
     """
     if scheme not in BLOCK_BYTES:
         raise ValueError(f"{scheme!r} is not a block format; known: {', '.join(BLOCK_BYTES)}")

@@ -33,7 +33,7 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return int(self.data.nbytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +76,7 @@ def load_weights(file: GGUFFile, config: ModelConfig, *, device: torch.device, d
 
 
 def unpermute(rows: Tensor, heads: int) -> Tensor:
-    """A view in which each head's rows go from interleaved pairs (0, d/2, 1, d/2 + 1, ...) to halves (0, 1, ..., d - 1).
+    """A view in which each head's rows go from interleaved pairs (0, d/2, 1, d/2 + 1, ...) to order (0, 1, ..., d - 1).
 
     rows: (heads * d, anything), contiguous, weights or bytes of quantised rows. Returns (heads, 2, d / 2, anything).
     Source of the order: the llama conversion of llama.cpp, which swaps the axes of (heads, 2, d / 2, ...).
