@@ -275,8 +275,9 @@ def forget(touched: set[str] | None) -> None:
             for op in touched:
                 _dims.pop(op, None)
             known = {r.name for o in registry.ops() for r in registry.rows(o.id)}
-            for name in [n for n in _targets if n not in known]:
-                del _targets[name]
+            for name in ({*_targets, *_broken}) - known:
+                _targets.pop(name, None)
+                _broken.pop(name, None)
     codegen = sys.modules.get(f"{__package__}.codegen")
     if codegen is not None:  # otherwise no public function exists yet
         codegen.refresh(touched)

@@ -201,9 +201,10 @@ def _memory(location: str, available: str, target: str) -> Path:
 
     parts = [sys.version, sys.executable, available, target]
     file = Path(location)
-    # The package's folder and its siblings named `<package>-<version>.dist-info` change with every installation.
-    folder = file.parent if file.name == "__init__.py" else file
-    parts += [_stamp(p) for p in (file, folder, folder.parent)]
+    parts.append(_stamp(file))
+    # A folder's own time would change when Python writes its __pycache__; the installers' records do not.
+    site = file.parent.parent if file.name == "__init__.py" else file.parent
+    parts += sorted(_stamp(p) for pattern in ("*.dist-info", "*.egg-info") for p in site.glob(pattern))
     for name in {a.partition(":")[0] for a in (available, target) if a}:
         inner = file.parent.joinpath(*name.split(".")[1:])
         parts += [_stamp(inner.with_suffix(".py")), _stamp(inner / "__init__.py")]

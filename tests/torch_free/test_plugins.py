@@ -1,0 +1,78 @@
+"""Rows from other packages: a good plugin's rows are dispatched, a broken one is a dead row with its traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rapid_llm.kernels import dispatch
+from rapid_llm.kernels.registry import listing, plugins, registry
+from tests import scratch
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Install a distribution whose entry point `name` is `value`, and scan for it as a first dispatch would."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_plugins", [])
+
+    def _install(text: str, value: str = "acme_kernels:rows") -> plugins.Plugin:
+        scratch.make_module(tmp_path, "acme_kernels", text)
+        info = tmp_path / "acme_kernels-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kernels\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[rapid_llm.kernels]\nacme = {value}\n")
+        monkeypatch.setitem(plugins._state, "scanned", False)
+        (found,) = plugins.plugins()
+        return found
+
+    yield _install
+    if "acme/scale" in {r.name for r in registry.rows("scale")}:
+        registry.unregister("acme/scale")
+
+
+GOOD = """
+from rapid_llm.kernels import KernelSpec
+def scale(input, factor, out=None): return "acme"
+def yes(): return True
+ROW = KernelSpec("acme/scale", "scale", "acme", "acme_kernels:scale", available="acme_kernels:yes")
+def rows(): return [ROW]
+def rows_by_api(version): return ROW if version == 1 else None
+def registering():
+    from rapid_llm.kernels import register
+    register(ROW)
+"""
+
+
+@pytest.mark.parametrize("attr", ["rows", "rows_by_api", "registering", "ROW"])
+def test_a_plugins_rows_are_found_at_the_first_dispatch(install, attr: str) -> None:  # type: ignore[no-untyped-def]
+    found = install(GOOD, f"acme_kernels:{attr}")
+    assert (found.rows, found.failure) == (("acme/scale",), None)
+    assert dispatch("scale", device="cpu", dtype="fp32", backend="acme")(1, 2) == "acme"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("raise AssertionError('licence expired')", "licence expired"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import os; os._exit(7)", "status 7"),
+        ("RAPID_LLM_API = 99\ndef rows(): return []", "plugin API 99"),
+        ("def rows(): raise KeyError('inner')", "KeyError: 'inner'"),
+        ("def other(): ...", "has no attribute 'rows'"),
+        (
+            "from rapid_llm.kernels import KernelSpec\ndef rows(): return [KernelSpec('a', 'b', 'c', 'd')]",
+            "field 'name'",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_a_dead_row_with_its_traceback(install, text: str, expected: str) -> None:  # type: ignore[no-untyped-def]
+    found = install(text)
+    assert found.failure is not None
+    assert expected in found.failure
+    dead = next(r for r in listing("cpu") if r["name"] == "plugin/acme")
+    assert dead["admitted"] is False
+    assert expected in dead["reasons"][0]["text"]  # type: ignore[index]
+    assert dispatch("scale", device="cpu", dtype="fp32").spec.name == "native/scale"

@@ -1,0 +1,86 @@
+"""Foreign code cannot harm this process: whatever it does at import becomes the text of a dead row (P33, P34)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rapid_llm.kernels import dispatch, explain, register
+from rapid_llm.kernels.registry import probes
+from tests import scratch
+
+ROWS = "\ndef fast(input, weight, factor=1.0, out=None): return 'fast'\ndef yes(): return True\n"
+
+
+def dead(op: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Register a row whose library does `text` at import; the reason it gets."""
+    monkeypatch.syspath_prepend(str(folder))
+    scratch.make_module(folder, "wild_library", text + ROWS)
+    register(scratch.row("fast/scratch", "wild_library:fast", priority=5))
+    scratch.prove("fast/scratch")
+    facts = {"device": "cpu", "dtype": "fp32"}
+    assert dispatch("scratch", **facts).spec.name == "native/scratch"
+    (reason,) = next(r for r in explain("scratch", **facts).json()["rows"] if r["name"] == "fast/scratch")["reasons"]
+    assert reason["code"] == "unavailable"
+    return str(reason["text"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import no_such_dependency", "ModuleNotFoundError: No module named 'no_such_dependency'"),
+        ("assert False, 'needs a GPU of 2031'", "AssertionError: needs a GPU of 2031"),
+        ("raise SystemExit('go away')", "SystemExit: go away"),
+        ("import os; os._exit(1)", "ended its process with status 1"),
+        ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+        ("import sys; sys.stderr.write('no arch 7.5 here'); import os; os._exit(3)", "no arch 7.5 here"),
+    ],
+)
+def test_what_an_import_does_becomes_a_text(
+    op: str, text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expected in dead(op, text, tmp_path, monkeypatch)
+
+
+def test_a_hang_ends(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "TIMEOUT_S", 1.0)
+    assert "did not answer within 1 s" in dead(op, "import time; time.sleep(60)", tmp_path, monkeypatch)
+
+
+def test_a_probe_that_says_no_is_quoted(op: str) -> None:
+    register(scratch.row("fast/scratch", f"{op}:fast", available=f"{op}:why"))
+    assert probes.check(f"{op}:why").text == "the gadget is unplugged"
+    assert f"{op}:no() returned False" in probes.check(f"{op}:no").text
+
+
+def test_an_absent_library_costs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_run_child", lambda *a: pytest.fail("a child was started for an absent library"))
+    result = probes.library("no_such_library_anywhere")
+    assert (result.ok, result.installed, result.text) == (False, False, "no_such_library_anywhere is not installed")
+
+
+def test_the_answer_is_remembered_until_the_installation_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scratch.make_module(tmp_path, "moody_library", "raise ImportError('first')")
+    runs = []
+    real = probes._run_child
+    monkeypatch.setattr(probes, "_run_child", lambda *a: runs.append(a) or real(*a))
+    for _ in range(2):
+        probes.forget()  # as a new process would
+        assert "first" in probes.library("moody_library").text
+    assert len(runs) == 1
+    scratch.make_module(tmp_path, "moody_library", "value = 'second version, and it works'")
+    probes.forget()
+    assert probes.library("moody_library").ok
+    assert len(runs) == 2
+
+
+def test_a_read_only_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scratch.make_module(tmp_path, "plain_library", "x = 1")
+    assert probes.library("plain_library").ok
