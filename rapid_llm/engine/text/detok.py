@@ -5,12 +5,12 @@ out join to exactly what decoding all bytes at once gives, whatever the order of
 Bytes that cannot be UTF-8 become U+FFFD, those of an unfinished character only when the sequence ends.
 
 Text is held back only while it may still turn into a stop string: as long as the longest ending that begins one. Each
-stop string has a Knuth-Morris-Pratt automaton whose state is that length, so a character costs constant time, and a stop
-counts from the character that completes it, however the text was cut into tokens.
+stop string has a Knuth-Morris-Pratt automaton whose state is that length, so a character costs constant time, and a
+stop counts from the character that completes it, however the text was cut into tokens.
 
-Control tokens that are not shown still take part: a stop string may name one (`<|im_end|>`). They are matched in a second
-stream, the text with control tokens spelled out, which exists from the first hidden token on. A stop found in either
-ends the sequence, so neither the shown text nor the full one ever runs past it.
+Control tokens that are not shown still take part: a stop string may name one (`<|im_end|>`). They are matched in a
+second stream, the text with control tokens spelled out, which exists from the first hidden token on. A stop found in
+either ends the sequence, so neither the shown text nor the full one ever runs past it.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Tokenizer:
         """Plain stretches and control ids of `text`, in order."""
         start = 0
         if parse_special and self.control_texts:
-            allowed = f"(?<!{mark})" if mark else ""
+            allowed = f"(?<!{re.escape(mark)})" if mark else ""
             for match in re.finditer(f"{allowed}(?:{self._control_pattern})", text):  # compiled once: `re` caches
                 yield _without(text[start : match.start()], mark)
                 yield self._control_ids[match[0]]
