@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rapid_llm.kernels import dispatch
+from rapid_llm.kernels import dispatch, explain
 from rapid_llm.kernels.registry import listing, plugins, registry
 from tests import scratch
 
@@ -75,4 +75,4 @@ def test_a_broken_plugin_is_a_dead_row_with_its_traceback(install, text: str, ex
     dead = next(r for r in listing("cpu") if r["name"] == "plugin/acme")
     assert dead["admitted"] is False
     assert expected in dead["reasons"][0]["text"]  # type: ignore[index]
-    assert dispatch("scale", device="cpu", dtype="fp32").spec.name == "native/scale"
+    assert explain("scale", device="cpu", dtype="fp32").selected == "native/scale"

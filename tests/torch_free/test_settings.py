@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rapid_llm import settings
-from rapid_llm.kernels import dispatch
+from rapid_llm.kernels import explain
 from rapid_llm.kernels.registry import dispatcher
 
 
@@ -19,7 +19,7 @@ def test_unknown_variables_are_reported_with_the_nearest_name(
     monkeypatch.setenv("RAPID_LLM_RMSNRM_BACKEND", "native")
     monkeypatch.setattr(dispatcher, "_seen", [None])
     with caplog.at_level(logging.WARNING, "rapid_llm"):
-        dispatch("scale", device="cpu", dtype="fp32")
+        explain("scale", device="cpu", dtype="fp32")
     assert "RAPID_LLM_FORCE_BACKND is ignored; did you mean RAPID_LLM_FORCE_BACKEND?" in caplog.text
     assert "did you mean RAPID_LLM_RMSNORM_BACKEND?" in caplog.text
 

@@ -196,7 +196,7 @@ def _decision(op: OpSpec, values: dict[str, Any], out: Any, capturing: bool = Fa
     found = _dispatch.with_sm(_facts.read(op, _dispatch.dims_reader(op), values, out))
     if capturing:
         found = replace(found, capturing=True)
-    return _dispatch.decide(found, overrides.current(op.id))
+    return _dispatch.settle(found, overrides.current(op.id))
 
 
 def guarded(op: OpSpec, decision: _dispatch.Decision) -> Callable[..., Any]:

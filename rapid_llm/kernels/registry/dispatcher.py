@@ -130,31 +130,37 @@ def dispatch(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> 
     plugins.scan()
     notice_environment()
     found = facts_of(op, args, kwargs)
-    decision = decide(found, overrides.current(op, backend))
+    decision = settle(found, overrides.current(op, backend))
     function = load_target(decision.row.name)
     return Selected(trace.counted(function, decision), decision)
 
 
-def decide(found: Facts, forced: Forced | None) -> Decision:
-    """The cached decision for these facts; made on first demand."""
+def settle(found: Facts, forced: Forced | None) -> Decision:
+    """The cached decision for these facts; made on first demand, until a row is found whose code imports."""
     key = (found.key(), forced)
     decision = _decisions.get(key)
     if decision is None:
         with _lock:
-            while True:
+            decision = _decide(found, forced)
+            while not _imports(decision.row):
                 decision = _decide(found, forced)
-                try:
-                    load_target(decision.row.name)
-                    break
-                except ImportError as error:
-                    if decision.row.is_native:
-                        raise
-                    _broken[decision.row.name] = str(error)
             if len(_decisions) >= MAX_CACHED:
                 _decisions.clear()
             _decisions[key] = decision
     overrides.chosen(decision.row.name, decision.row.backend)
     return decision
+
+
+def _imports(row: KernelSpec) -> bool:
+    """Whether the row's code can be had; a row that fails is broken from now on. The floor must load, and is not tried."""
+    if row.is_native:
+        return True
+    try:
+        load_target(row.name)
+    except ImportError as error:
+        _broken[row.name] = str(error)
+        return False
+    return True
 
 
 def lookup(key: tuple[object, ...]) -> Decision:

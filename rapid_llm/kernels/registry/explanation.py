@@ -81,7 +81,7 @@ def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> E
     facts = _dispatch.facts_of(op, args, kwargs)
     forced = overrides.current(op, backend)
     try:
-        return Explanation(_dispatch.decide(facts, forced))
+        return Explanation(_dispatch.settle(facts, forced))
     except (NoKernelError, ForcedRowError, StrictFallbackError) as error:
         return Explanation.failed(facts, forced, _dispatch.verdicts(facts, forced), str(error))
 

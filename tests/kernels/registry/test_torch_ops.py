@@ -1,0 +1,157 @@
+"""Each op as a torch op: it resolves, its fake equals eager, opcheck passes, torch.compile keeps one graph (P67, P69)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rapid_llm.kernels as kernels
+from rapid_llm.kernels.registry import get_op, ops
+from rapid_llm.kernels.torch_ops import NAMESPACE, define_all
+
+IDS = [op.id for op in ops()]
+
+
+def paged() -> dict[str, Any]:
+    """Two sequences of 5 and 17 keys in a cache of four pages of 16, with two query heads on one kv head."""
+    k_cache, v_cache = torch.randn(2, 5, 16, 1, 8)
+    table = torch.tensor([[1, 0], [3, 2]], dtype=torch.int32)
+    return {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "seq_lens": torch.tensor([5, 17], dtype=torch.int32),
+        "block_table": table,
+    }
+
+
+def arguments(op_id: str) -> dict[str, Any]:
+    """One small valid call of each op, shapes that no constant in a fake kernel could guess."""
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 64), torch.randn(64)
+    half = torch.tensor([0.5, 0.5])
+    return {
+        "scale": lambda: {"input": x, "factor": 0.3},
+        "silu_and_mul": lambda: {"input": x},
+        "rmsnorm": lambda: {"input": x, "weight": w},
+        "fused_add_rmsnorm": lambda: {"input": x, "residual": torch.randn(3, 64), "weight": w},
+        "rope": lambda: {
+            "query": torch.randn(3, 2, 8),
+            "key": torch.randn(3, 1, 8),
+            "positions": torch.tensor([0, 4, 2]),
+            "cos_sin_cache": torch.randn(9, 8),
+        },
+        "embedding": lambda: {"input": torch.tensor([[1, 0, 2]]), "weight": torch.randn(5, 7)},
+        "linear": lambda: {"input": x, "weight": torch.randn(10, 64), "bias": torch.randn(10)},
+        "kvcache.write": lambda: {
+            "key": torch.randn(3, 1, 8),
+            "value": torch.randn(3, 1, 8),
+            "k_cache": torch.zeros(4, 16, 1, 8),
+            "v_cache": torch.zeros(4, 16, 1, 8),
+            "slot_mapping": torch.tensor([17, -1, 40]),
+        },
+        "attention.prefill": lambda: {
+            "query": torch.randn(7, 2, 8),
+            "cu_seqlens_q": torch.tensor([0, 5, 7], dtype=torch.int32),
+            "scale": 0.35,
+            **paged(),
+        },
+        "attention.decode": lambda: {"query": torch.randn(2, 2, 8), "scale": 0.35, **paged()},
+        "sample": lambda: {
+            "logits": torch.randn(2, 11),
+            "temperature": half,
+            "top_k": torch.tensor([0, 3], dtype=torch.int32),
+            "top_p": half,
+            "min_p": torch.zeros(2),
+            "uniform": half,
+        },
+    }[op_id]()
+
+
+def overload(op_id: str, suffix: str = "") -> Any:
+    define_all()
+    return getattr(getattr(torch.ops, NAMESPACE), get_op(op_id).function + suffix).default
+
+
+@pytest.mark.parametrize("op_id", IDS)
+def test_every_op_resolves_and_equals_its_public_function(op_id: str) -> None:
+    values = arguments(op_id)
+    public = getattr(kernels, get_op(op_id).function)
+    if get_op(op_id).parsed.mutated:
+        mine = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        public(**mine)
+        got = overload(op_id)(**values)
+        for name, result in zip(get_op(op_id).parsed.mutated, got, strict=True):
+            torch.testing.assert_close(result, mine[name], rtol=0, atol=0)
+        return
+    expected = public(**values)
+    torch.testing.assert_close(overload(op_id)(**values), expected, rtol=0, atol=0)
+    out = torch.full_like(expected, 3)
+    assert overload(op_id, "_out")(**values, out=out) is None
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("op_id", IDS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_opcheck(op_id: str) -> None:
+    """torch's own checks of schema, fake kernel and functionalisation, dynamic shapes included."""
+    in_place = bool(get_op(op_id).parsed.mutated)
+    values = arguments(op_id)
+    torch.library.opcheck(overload(op_id), (), values)
+    if in_place:
+        torch.library.opcheck(overload(op_id, "_"), (), arguments(op_id))
+    else:
+        out = torch.empty_like(overload(op_id)(**values))
+        torch.library.opcheck(overload(op_id, "_out"), (), {**values, "out": out})
+
+
+@pytest.mark.parametrize("op_id", IDS)
+def test_a_strided_input_gives_the_layout_that_the_fake_promises(op_id: str) -> None:
+    values = {k: spread(v) if isinstance(v, torch.Tensor) else v for k, v in arguments(op_id).items()}
+    if get_op(op_id).parsed.mutated:
+        return
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = overload(op_id)(
+            **{k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        )
+    real = overload(op_id)(**values)
+    assert (real.shape, real.stride(), real.dtype) == (fake.shape, fake.stride(), fake.dtype)
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """The same values with a gap after every row."""
+    if x.dim() < 2:
+        return x
+    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + 3)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("op_id", IDS)
+def test_torch_compile_keeps_one_graph(op_id: str) -> None:
+    public = getattr(kernels, get_op(op_id).function)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    values = arguments(op_id)
+    expected = arguments(op_id)
+    want = public(**expected)
+    torch._dynamo.reset()
+    got = torch.compile(public, backend=backend, fullgraph=True)(**values)
+    for name in get_op(op_id).parsed.mutated:
+        torch.testing.assert_close(values[name], expected[name], rtol=0, atol=0)
+    if want is not None:
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert any(NAMESPACE in str(node.target) for graph in graphs for node in graph.graph.nodes)
+
+
+def test_a_selected_handle_compiles_into_the_graph() -> None:
+    x = torch.randn(3, 64)
+    handle = kernels.dispatch("scale", x, 0.5)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda t: handle(t, 0.5) + 1, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), x * 0.5 + 1, rtol=0, atol=0)
