@@ -20,7 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--result-file",
         metavar="FILE",
-        help="write machine, versions, and every test's outcome and recorded properties to FILE as JSON",
+        help="write machine, versions, and every test's outcome and recorded properties to FILE as JSON; "
+        "{machine} in its name becomes the machine's",
     )
 
 
@@ -68,10 +69,11 @@ def model_path() -> Path:
             pytest.fail(f"RAPID_LLM_TEST_MODEL={given}: no such file")
         return path
     from rapid_llm.models import hub
+    from rapid_llm.models.errors import DownloadError
 
     try:
-        return Path(hub.resolve_model("smollm2-135m-instruct"))
-    except (OSError, RuntimeError) as error:
+        return hub.pull(hub.DEFAULT_MODEL)
+    except DownloadError as error:
         if os.environ.get("RAPID_LLM_TEST_REQUIRE_MODEL") == "1":
             raise
         pytest.skip(f"the default model cannot be had: {error}")

@@ -31,16 +31,27 @@ class SessionRecord:
             entry["properties"] = dict(report.user_properties)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        from rapid_llm.bench import machine_record, write_json
+        from rapid_llm.bench import machine_record, machine_slug, write_json
 
+        path = self.path.with_name(self.path.name.replace("{machine}", machine_slug()))
         write_json(
-            self.path,
+            path,
             {
-                "name": self.path.stem,
-                "command": " ".join(sys.argv),
+                "name": path.stem,
+                "command": _command(sys.argv[1:]),
                 "machine": machine_record(),
                 "exit_status": int(exitstatus),
                 "outcomes": dict(Counter(test["outcome"] for test in self.tests.values())),
                 "tests": self.tests,
             },
         )
+
+
+def _command(arguments: list[str]) -> str:
+    """The command without this machine's paths: the result file's name is left out."""
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and not argument.startswith("--result-file"):
+            kept.append(argument)
+        skip = argument == "--result-file"
+    return " ".join(["python -m pytest", *kept])

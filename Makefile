@@ -1,0 +1,117 @@
+# `make run` and `make test` need nothing but Python 3.11 to 3.13, make, and a package index.
+#
+#   make test PYTHON=python3.12            another interpreter makes the environment
+#   make test TORCH=torch==2.11.0          another torch
+#   make run TORCH_INDEX=URL               torch, and torch alone, from another index
+#   make test-gpu VENV= PYTHON=python3     no environment: use what this interpreter already has, install nothing
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-builtin-rules
+
+VENV ?= .venv
+MODEL ?= smollm2-135m-instruct
+PROMPT ?= Explain in two sentences why the sky is blue.
+RESULTS ?= benchmarks/results
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+# The first interpreter on PATH that this package supports.
+USABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c '$(USABLE)' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+
+# Without an NVIDIA driver, a version whose plain package is the small CPU build where the index offers one.
+TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
+TORCH_INDEX ?=
+
+ifeq ($(strip $(VENV)),)
+PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+BASE :=
+TEST :=
+BENCH :=
+else
+PY := $(VENV)/bin/python
+BASE := $(VENV)/.installed-base
+TEST := $(VENV)/.installed-dev
+BENCH := $(VENV)/.installed-dev,bench
+endif
+
+.PHONY: help run test test-floor test-interpreter test-gpu test-gpu-here lint bench docs clean python FORCE
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(BASE) ## make the environment, fetch the default model, and let it speak
+	$(PY) -m rapid_llm.cli generate --model "$(MODEL)" "$(PROMPT)"
+
+test: test-floor test-interpreter ## every test that this machine can run
+
+test-floor: $(TEST)
+	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest $(PYTEST_ARGS)
+
+test-interpreter: $(TEST)
+	TRITON_INTERPRET=1 $(PY) -m pytest -m interpreter tests/kernels $(PYTEST_ARGS)
+
+# Where no environment exists yet and the interpreter at hand already has all that the tests need, that one is used.
+GPU_READY := import torch, pytest, pytest_timeout, hypothesis, numpy, tokenizers, jinja2, typer, rich; \
+	import sys; sys.exit(not torch.cuda.is_available())
+test-gpu: ## the tests that need an NVIDIA GPU; their figures go to $(RESULTS)
+	@if [ -n "$(strip $(VENV))" ] && [ ! -e "$(TEST)" ] && $(PYTHON) -c '$(GPU_READY)' 2>/dev/null; then \
+		echo "$$($(PYTHON) -c 'import sys; print(sys.executable)') has torch with CUDA and all that the tests need: used as it is"; \
+		$(MAKE) --no-print-directory test-gpu-here VENV=; \
+	else \
+		$(MAKE) --no-print-directory test-gpu-here; \
+	fi
+
+test-gpu-here: $(TEST)
+	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
+		f"test-gpu: torch {torch.__version__} sees no NVIDIA GPU here")'
+	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -m gpu --result-file "$(RESULTS)/test-gpu-{machine}.json" $(PYTEST_ARGS)
+
+lint: $(TEST) ## style, formatting and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: $(BENCH) ## every benchmark, each to its file in $(RESULTS); BENCH_ARGS=--force-busy to insist
+	$(PY) -m benchmarks.dispatch --results "$(RESULTS)" $(BENCH_ARGS)
+	$(PY) -m benchmarks.smollm2_cpu --results "$(RESULTS)" $(BENCH_ARGS)
+
+docs: $(BASE) ## write the pages that are generated from the declarations
+	$(PY) -m docs.generate
+
+clean: ## remove the environment and everything that tools left behind (fetched models stay)
+	rm -rf "$(or $(strip $(VENV)),.venv)" .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- the environment -------------------------------------------------------------------------------------------------
+
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
+
+python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "No Python 3.11, 3.12 or 3.13 on PATH. Install one (Debian, Ubuntu: apt-get install python3 python3-venv)," >&2; \
+		echo "or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; fi
+	@$(PYTHON) -c '$(USABLE)' || { \
+		echo "PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1); this package needs 3.11, 3.12 or 3.13" >&2; exit 1; }
+
+# Changes only when the request does, so that another TORCH reinstalls and the same one does not.
+REQUEST := $(TORCH) $(TORCH_INDEX)
+$(VENV)/.request: FORCE
+	@mkdir -p $(@D); echo '$(REQUEST)' | cmp -s - $@ || echo '$(REQUEST)' >$@
+
+$(VENV)/.torch: $(VENV)/.request | python
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo "$(PYTHON) cannot make virtual environments (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "Installing $(TORCH) into $(VENV)"
+	@$(PIP) install -q $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "Installing rapid-llm$(if $(filter-out base,$*), with the extras $*) into $(VENV)"
+	@$(PIP) install -q -c constraints.txt -e ".$(if $(filter-out base,$*),[$*])"
+	@touch $@

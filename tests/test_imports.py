@@ -1,0 +1,206 @@
+"""Who may import whom, and what an import may cost: the arrows of the house, and a cheap, harmless import."""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "rapid_llm"
+
+# A room may import itself, the rooms named here, and what those may import.
+ALLOWED = {
+    "settings": set(),
+    "platform": set(),
+    "kernels": {"platform", "settings"},
+    "verify": {"kernels"},
+    "bench": {"kernels"},
+    "models": {"kernels"},
+    "engine": {"models"},
+    "server": {"engine"},
+    "cli": {"server", "engine", "bench", "verify"},
+}
+
+TORCH_FREE = [
+    "rapid_llm",
+    "rapid_llm.settings",
+    "rapid_llm.platform",
+    "rapid_llm.kernels",
+    "rapid_llm.kernels.ops",
+    "rapid_llm.kernels.registry",
+    "rapid_llm.bench",
+    "rapid_llm.cli",
+    "rapid_llm.engine",
+    "rapid_llm.engine.params",
+    "rapid_llm.engine.request",
+    "rapid_llm.engine.scheduler",
+    "rapid_llm.engine.text.detok",
+    "rapid_llm.models.config",
+    "rapid_llm.models.hub",
+]
+FOREIGN = ("torch", "triton", "transformers", "numpy", "flashinfer")
+IMPORT_LIMIT_MS = 60.0
+
+
+def _sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(path: Path) -> set[str]:
+    """Absolute names of every module of this package that the file imports, inside functions too."""
+    module = _module(path)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parent, base]) if base else ".".join(parent)
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.partition(".")[0] == "rapid_llm"}
+
+
+def _room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def _reachable(room: str) -> set[str]:
+    found, pending = {room}, [room]
+    while pending:
+        for other in ALLOWED[pending.pop()] - found:
+            found.add(other)
+            pending.append(other)
+    return found
+
+
+def test_every_room_has_a_rule() -> None:
+    """Catches: a new package under rapid_llm that no arrow speaks of."""
+    rooms = {_room(_module(path)) for path in _sources()} - {""}
+    assert rooms <= set(ALLOWED), f"add a rule for {sorted(rooms - set(ALLOWED))}"
+
+
+def test_arrows_point_down_only() -> None:
+    """Catches: a kernel that imports the verifier, a model that imports the engine."""
+    wrong = []
+    for path in _sources():
+        room = _room(_module(path))
+        if not room:  # the package's own face offers names from every room
+            continue
+        allowed = _reachable(room)
+        wrong += [
+            f"{_module(path)} imports {name}"
+            for name in sorted(_imports(path))
+            if _room(name) in ALLOWED and _room(name) not in allowed
+        ]
+    assert not wrong, wrong
+
+
+def test_the_rule_sees_relative_and_nested_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a checker that is blind to `from ..engine import x` or to an import in a function."""
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "rapid_llm" / "kernels" / "deep" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("from ...engine import core\ndef f():\n    import rapid_llm.verify.cases\nfrom . import y\n")
+    assert {_room(name) for name in _imports(path)} == {"engine", "verify", "kernels"}
+
+
+def _python(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )
+
+
+def test_the_core_imports_nothing_heavy() -> None:
+    """Catches P39: torch, Triton or numpy imported by registration, by settings, or by a module that speaks of none."""
+    code = (
+        "import importlib, sys\n"
+        f"for name in {TORCH_FREE!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    heavy = [m for m in {FOREIGN!r} if m in sys.modules]\n"
+        "    if heavy: raise SystemExit(f'importing {name} imports {heavy}')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert run.returncode == 0, run.stderr
+
+
+def test_import_writes_nothing_and_opens_no_socket(tmp_path: Path) -> None:
+    """Catches P23 and P41: files written, folders made, or a network asked, by an import."""
+    code = (
+        "import os, sys\n"
+        "def hook(event, args):\n"
+        "    flags = args[2] if event == 'open' and isinstance(args[2], int) else 0\n"
+        "    writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)\n"
+        "    if writes or event in ('os.mkdir', 'os.rename', 'socket.connect', 'subprocess.Popen'):\n"
+        "        print(event, args, file=sys.stderr); os._exit(3)\n"
+        "sys.dont_write_bytecode = True\n"
+        "sys.addaudithook(hook)\n"
+        "import rapid_llm.kernels, rapid_llm.cli, rapid_llm.bench\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        env={**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )
+    assert run.returncode == 0, run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_kernels_is_quick() -> None:
+    """Catches P39: an import that costs more than 60 ms, which every command would pay. The best of a few counts."""
+    best = math.inf
+    for _ in range(15):
+        best = min(best, _import_ms("rapid_llm.kernels"))
+        if best <= IMPORT_LIMIT_MS:
+            return
+    raise AssertionError(f"import rapid_llm.kernels takes {best:.1f} ms (limit {IMPORT_LIMIT_MS:g} ms)")
+
+
+def _import_ms(module: str) -> float:
+    """Cumulative milliseconds of an import by -X importtime, everything it imports included."""
+    lines = _python("-X", "importtime", "-c", f"import {module}").stderr.splitlines()
+    for line in lines:
+        fields = [field.strip() for field in line.removeprefix("import time:").split("|")]
+        if fields[-1] == module:
+            return int(fields[1]) / 1000
+    raise AssertionError(f"-X importtime shows no {module}:\n" + "\n".join(lines[-5:]))
+
+
+def test_importing_everything_leaves_cuda_alone_so_that_forks_work() -> None:
+    """Catches P38: CUDA initialised by an import or a probe; a forked child could then use no GPU."""
+    code = (
+        "import os, torch, rapid_llm.kernels, rapid_llm.kernels.registry as r\n"
+        "from rapid_llm.kernels.registry import probes\n"
+        "from rapid_llm import platform\n"
+        "platform.cpu_info(); platform.has_nvidia()\n"
+        "for op in r.ops():\n"
+        "    for row in r.rows(op.id): probes.check(row.available, row.target)\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(int(torch.cuda._is_in_bad_fork()))\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert run.returncode == 0, run.stderr
