@@ -152,7 +152,7 @@ def settle(found: Facts, forced: Forced | None) -> Decision:
 
 
 def _imports(row: KernelSpec) -> bool:
-    """Whether the row's code can be had; a row that fails is broken from now on. The floor must load, and is not tried."""
+    """Whether the row's code imports; one that fails is broken from now on. The floor must load, and is not tried."""
     if row.is_native:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Each op as a torch op: it resolves, its fake equals eager, opcheck passes, torch.compile keeps one graph (P67, P69)."""
+"""Each op as a torch op: it resolves, its fake equals eager, opcheck passes, torch.compile keeps one graph (P67)."""
 
 from __future__ import annotations
 
