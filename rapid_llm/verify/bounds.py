@@ -1,0 +1,290 @@
+"""How far a row may be from its oracle: absolute bounds derived from the arithmetic that the op promises, never chosen.
+
+`bound(args, expected, roundings)` gives one float64 tensor per expected tensor. Each is a worst case over every order
+of summation, plus half an ulp of the output's dtype, plus the intermediate roundings that the row declares
+(`KernelSpec.roundings`). A correctly rounded result always passes, at every exponent. Where a sum is exact in fp32
+(small integers), the bound knows it and shrinks to the rounding of the store alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rapid_llm.verify.formats import Blocks, unpack
+from rapid_llm.verify.oracles import gather_keys
+from rapid_llm.verify.rounding import (
+    DIVISION,
+    RSQRT,
+    SUBNORMAL,
+    TINY,
+    U,
+    argument_rounding,
+    declared,
+    distance,
+    exp_error,
+    finish,
+    fp32_rounding,
+    gamma,
+)
+from rapid_llm.verify.ulp import FORMATS, lowest_bit
+
+Args = dict[str, Any]
+
+
+def _f64(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float64)
+
+
+def scale(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """factor to fp32 (its own rounding error, none if it is an fp32 number), the product to fp32, then the store.
+
+    The product's rounding is the store's where the output is fp32.
+    """
+    factor = torch.tensor(float(args["factor"]), dtype=torch.float64)
+    entry = _f64(args["input"]).abs() * distance(factor, torch.float32)
+    slack = torch.nan_to_num(entry, nan=0.0, posinf=0.0)
+    if args["input"].dtype != torch.float32:
+        slack = slack + torch.where(slack > 0, expected.abs() * U, fp32_rounding(expected))
+    return (finish(expected, slack, args["input"].dtype, roundings),)
+
+
+def silu_and_mul(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """z / (1 + e) * up with e = exp(-z).
+
+    e's relative error r reaches 1 + e as r e / (1 + e); then the addition (U), the division and two products (3 U,
+    one spare for z * (1 / (1 + e))). exp(-z) above 2**126 may overflow, or its reciprocal be flushed, so that the
+    sigmoid, which is then below 2**-126, becomes 0: that much times |z up| is added. A product below the normal
+    numbers loses half a subnormal step, which `up` then scales.
+    """
+    tensor = args["input"]
+    half = tensor.shape[-1] // 2
+    gate, up = _f64(tensor[..., :half]), _f64(tensor[..., half:])
+    share = torch.sigmoid(-gate)  # e / (1 + e)
+    relative = share * exp_error(gate) + U + DIVISION + 3 * U
+    slack = expected.abs() * relative * (1 + 16 * U) + (gate * up).abs() * 2 * TINY + (1 + up.abs()) * SUBNORMAL
+    return (finish(expected, slack, tensor.dtype, roundings),)
+
+
+def _rmsnorm_relative(values: Tensor, entry: float) -> Tensor:
+    """Relative error of values * rsqrt(mean(values**2) + eps) * weight; `entry` is the relative error of each value.
+
+    The sum of n squares is positive, so it errs relatively by gamma(n) + 2 entry; the division by n and the additions
+    of eps (itself rounded to fp32) by 3 U. The square root halves it. Two products, and the entry error of the value
+    itself, follow. Zeros add without error, so n counts the others.
+    """
+    terms = (values != 0).sum(-1, keepdim=True).to(torch.float64)
+    return 0.5 * (gamma(terms) + 2 * entry + 3 * U) * (1 + 1e-3) + RSQRT + 2 * U + entry
+
+
+def _underflow(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Products below the normal numbers lose up to half a subnormal step, which the other factor then scales."""
+    root = 1.0 / torch.sqrt((values * values).mean(-1, keepdim=True) + eps)
+    return torch.nan_to_num((1.0 + weight.abs() + root) * SUBNORMAL, nan=0.0, posinf=0.0)
+
+
+def rmsnorm(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """See `_rmsnorm_relative` and `_underflow`; input and weight are exact in fp32."""
+    values, weight = _f64(args["input"]), _f64(args["weight"])
+    slack = expected.abs() * _rmsnorm_relative(values, 0.0) + _underflow(values, weight, args.get("eps", 1e-6))
+    return (finish(expected, slack, args["input"].dtype, roundings),)
+
+
+def fused_add_rmsnorm(
+    args: Args, expected: tuple[Tensor, Tensor], roundings: tuple[str, ...] = ()
+) -> tuple[Tensor, ...]:
+    """The sum is rounded to fp32 (U), then stored; the norm reads the fp32 sum."""
+    normed, total = expected
+    dtype = args["input"].dtype
+    rounded = fp32_rounding(total)
+    entry = U if bool((rounded > 0).any()) else 0.0
+    slack = normed.abs() * _rmsnorm_relative(total, entry)
+    slack = slack + _underflow(total, _f64(args["weight"]), args.get("eps", 1e-6))
+    stored = finish(total, torch.zeros_like(total) if dtype == torch.float32 else rounded, dtype, roundings)
+    return finish(normed, slack, dtype, roundings), stored
+
+
+def rope(args: Args, expected: tuple[Tensor, Tensor], roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """a cos - b sin: two products and a sum, gamma(2) (|a cos| + |b sin|), and half a subnormal step for each product.
+
+    What is not rotated must be equal.
+    """
+    cache = args["cos_sin_cache"]
+    rotary = cache.shape[-1]
+    table = _f64(cache)[args["positions"].to(torch.int64)].abs()
+    cos, sin = table[:, None, : rotary // 2], table[:, None, rotary // 2 :]
+    interleaved = bool(args.get("interleaved", False))
+    first = slice(0, rotary, 2) if interleaved else slice(0, rotary // 2)
+    second = slice(1, rotary, 2) if interleaved else slice(rotary // 2, rotary)
+    bounds = []
+    for name, result in zip(("query", "key"), expected, strict=True):
+        tensor = _f64(args[name]).abs()
+        slack = torch.zeros_like(result)
+        slack[..., first] = gamma(2) * (tensor[..., first] * cos + tensor[..., second] * sin)
+        slack[..., second] = gamma(2) * (tensor[..., second] * cos + tensor[..., first] * sin)
+        bound = finish(result, slack + SUBNORMAL, args[name].dtype, roundings)
+        bound[..., rotary:] = 0.0
+        bounds.append(bound)
+    return tuple(bounds)
+
+
+def _code_error(blocks: Blocks) -> Tensor:
+    """fp32 error of w = d q + m, computed so or as d (q - 8) + (m + 8 d).
+
+    d q is exact (11 + 8 bits). The first way rounds once; the second rounds the shifted offset as well. Where all of
+    it is an fp32 number the error is 0.
+    """
+    value = blocks.quant * blocks.scale + blocks.offset
+    shifted = torch.where(blocks.offset != 0, blocks.offset + 8 * blocks.scale, torch.zeros_like(blocks.offset))
+    entry = fp32_rounding(shifted).expand_as(value)
+    exact = (entry == 0) & (fp32_rounding(value) == 0)
+    return torch.where(exact, torch.zeros_like(value), entry + (value.abs() + entry) * U)
+
+
+def embedding(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """Dense rows are copied (one rounding if the dtype changes); d q + m is computed in fp32 first (`_code_error`)."""
+    weight, scheme = args["weight"], args.get("scheme", "unquantized")
+    dtype = args.get("dtype") or (weight.dtype if scheme == "unquantized" else torch.float32)
+    slack = torch.zeros_like(expected)
+    if scheme == "q4_1" and expected.numel():
+        ids = args["input"].reshape(-1).to(torch.int64)
+        inside = (ids >= 0) & (ids < weight.shape[0])
+        error = _code_error(unpack(weight[torch.where(inside, ids, torch.zeros_like(ids))], scheme))
+        slack = torch.where(inside[:, None], error.reshape(ids.numel(), -1), 0.0).reshape(expected.shape)
+    return (finish(expected, slack, dtype, roundings),)
+
+
+def _weight(args: Args, roundings: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(weight, magnitude, error, quantum per row): magnitude bounds the terms into which a row may split each
+    weight."""
+    tensor, scheme = args["weight"], args.get("scheme", "unquantized")
+    if scheme == "unquantized":
+        value = _f64(tensor)
+        return value, value.abs(), argument_rounding(value, roundings, "weight"), _row_quantum(value)
+    blocks = unpack(tensor, scheme)
+    value = blocks.values()
+    plain = (blocks.quant * blocks.scale).abs() + blocks.offset.abs()
+    magnitude, error = plain, torch.zeros_like(plain)
+    if scheme == "q4_1":
+        shifted = ((blocks.quant - 8) * blocks.scale).abs() + (blocks.offset + 8 * blocks.scale).abs()
+        magnitude, error = torch.maximum(plain, shifted), _code_error(blocks)
+    error = error.reshape(value.shape) + distance(value, args["input"].dtype)
+    parts = torch.cat((blocks.scale.flatten(1), blocks.offset.flatten(1)), dim=1)
+    quantum = _row_quantum(parts)
+    return value, magnitude.reshape(value.shape), error + argument_rounding(value, roundings, "weight"), quantum
+
+
+def _row_quantum(matrix: Tensor) -> Tensor:
+    """The largest power of two of which every value of each row is a multiple; +inf for a row of zeros."""
+    if matrix.shape[-1] == 0:
+        return torch.full(matrix.shape[:-1], float("inf"), dtype=torch.float64)
+    return lowest_bit(matrix).amin(-1)
+
+
+def linear(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """gamma(n) sum |x w| over the n terms that aren't 0, plus what rounding the weight and the input moves.
+
+    A quantised weight may be rounded to the input's dtype or kept in fp32; both are within |w - round(w)| of the
+    exact one. With errors dx, dw of the operands, x w moves by at most |x| dw + |w| dx + dx dw. Where all products
+    are multiples of q and their magnitudes add up to no more than 2**24 q, every order of summation is exact, and the
+    first term is 0. Else a product below 2**-126 may be flushed (BF16 instructions of x86 and ex2.approx do so),
+    which adds that much for each term.
+    """
+    x = _f64(args["input"]).reshape(-1, args["input"].shape[-1])
+    w, magnitude, dw, w_quantum = _weight(args, roundings)
+    dx = argument_rounding(x, roundings, "input")
+    total = x.abs() @ magnitude.T
+    count = (x != 0).to(torch.float64) @ (magnitude != 0).to(torch.float64).T
+    if args.get("scheme", "unquantized") == "q4_1":
+        count = 2 * count  # d q and m are two terms
+    quantum = _row_quantum(x)[:, None] * w_quantum[None, :]
+    bias = args.get("bias")
+    if bias is not None:
+        total, count = total + _f64(bias).abs(), count + 1
+        quantum = torch.minimum(quantum, lowest_bit(_f64(bias)))
+    exact = (total <= quantum * 2.0**24) & (quantum >= TINY)
+    slack = torch.where(exact, torch.zeros_like(total), gamma(count) * total + count * TINY)
+    moved = x.abs() @ dw.T + dx @ w.abs().T + dx @ dw.T
+    slack = (slack + moved * (1 + gamma(count))).reshape(expected.shape)
+    return (finish(expected, slack, args["input"].dtype, roundings),)
+
+
+def kvcache_write(args: Args, expected: tuple[Tensor, Tensor], roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """Copies are exact."""
+    del args, roundings
+    return tuple(torch.zeros_like(e) for e in expected)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, scale: float, probs: float) -> Tensor:
+    """Error of softmax(q k scale) v before the store, (q, heads, head_dim).
+
+    A score errs by gamma(D + 4) scale sum |q k| (the products and sums, the factor, a factor log2(e) and its
+    roundings). A weight exp(s - m) then errs relatively by its own score's error, 3 U |s - m|, the exponential, and
+    for each of at most n / 16 + 2 rescalings of an online softmax (blocks of no fewer than a page of 16 keys) 2 ulp
+    and a product; their arguments telescope to |s - m|, which `exp_error` has counted. With r the relative errors and
+    w the exact weights, numerator and denominator move the result by sum w r |v| + sum w r sum w |v|; both sums err
+    by gamma(n + rescalings); the division follows. `probs` is the unit roundoff of weights rounded before the second
+    product, if declared.
+    """
+    group = query.shape[1] // keys.shape[1]
+    q = _f64(query)
+    k = _f64(keys).repeat_interleave(group, dim=1)
+    v = _f64(values).repeat_interleave(group, dim=1).abs()
+    n = keys.shape[0]
+    limit = first_visible + torch.arange(query.shape[0])
+    visible = torch.arange(n)[None, :] < limit[:, None]
+    scores = (torch.einsum("qhd,nhd->hqn", q, k) * scale).masked_fill(~visible, float("-inf"))
+    score_error = torch.einsum("qhd,nhd->hqn", q.abs(), k.abs()) * (gamma(q.shape[-1] + 4) * abs(scale))
+    gap = scores - scores.amax(-1, keepdim=True)
+    gap = torch.where(visible, gap, torch.zeros_like(gap))
+    weights = torch.where(visible, torch.softmax(scores, dim=-1), torch.zeros_like(scores))
+    weights = torch.nan_to_num(weights, nan=0.0)
+    rescales = n // 16 + 2
+    relative = torch.expm1(score_error + 3 * U * gap.abs() + exp_error(gap) + rescales * 5 * U)
+    relative = torch.nan_to_num(relative, nan=0.0, posinf=0.0)
+    v = torch.nan_to_num(v, nan=0.0, posinf=0.0)
+    spread = (weights * relative).sum(-1)[..., None]
+    mass = torch.einsum("hqn,nhd->hqd", weights, v)
+    sums = gamma(n + rescales)
+    slack = torch.einsum("hqn,nhd->hqd", weights * (relative + probs), v) + spread * mass
+    slack = slack + (2 * sums + DIVISION + U) * mass
+    slack = slack / (1 - spread - sums).clamp_min(2.0**-10)
+    flushed = n * TINY * (v.amax(0) if n else torch.zeros(v.shape[1:], dtype=torch.float64))
+    return (slack + flushed[:, None, :]).transpose(0, 1)
+
+
+def _probs(roundings: tuple[str, ...]) -> float:
+    return sum(FORMATS[dtype].unit for dtype in declared(roundings, "probs"))
+
+
+def attention_prefill(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """See `_attend`."""
+    slack = torch.zeros_like(expected)
+    starts = args["cu_seqlens_q"].tolist()
+    for i, length in enumerate(args["seq_lens"].tolist()):
+        begin, end = starts[i], starts[i + 1]
+        if begin == end or length == 0:
+            continue
+        keys, values = (gather_keys(args[c], args["block_table"][i], length) for c in ("k_cache", "v_cache"))
+        first = length - (end - begin) + 1
+        slack[begin:end] = _attend(args["query"][begin:end], keys, values, first, args["scale"], _probs(roundings))
+    return (finish(expected, slack, args["query"].dtype, roundings),)
+
+
+def attention_decode(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """See `_attend`."""
+    slack = torch.zeros_like(expected)
+    for i, length in enumerate(args["seq_lens"].tolist()):
+        if length > 0:
+            keys, values = (gather_keys(args[c], args["block_table"][i], length) for c in ("k_cache", "v_cache"))
+            query = args["query"][i : i + 1]
+            slack[i : i + 1] = _attend(query, keys, values, length, args["scale"], _probs(roundings))
+    return (finish(expected, slack, args["query"].dtype, roundings),)
+
+
+def sample(args: Args, expected: Any, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """A choice has no distance: the oracle's set of acceptable ids carries the slack already."""
+    del args, expected, roundings
+    return ()

@@ -1,0 +1,106 @@
+"""Cases of the elementwise ops: scale, silu_and_mul."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rapid_llm.verify.cases.build import Case, check_budget, edges, every_bit_pattern, lay, normal, torch_dtype, wide
+
+Device = torch.device | str
+
+_SIZES = ((1,), (7,), (128,), (1024,), (4096,), (4097,), (65536,), (), (3, 5, 17), (2, 3, 2, 1, 5))
+_LAYOUTS = ("offset", "sliced", "stepped", "transposed", "outer", "expanded")
+
+
+def scale(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
+    """Sizes with tails and none, exact and inexact factors, every layout, every kind of number, aliased outputs."""
+    del scheme
+    kind = torch_dtype(dtype)
+
+    def case(name: str, shape: tuple[int, ...], factor: float, layout: str = "contiguous", **more: object) -> Case:
+        def make(g: torch.Generator) -> dict[str, object]:
+            return {"input": lay(normal(g, shape, kind, 3.0), layout, device), "factor": factor}
+
+        return Case(f"{name}/{layout}/{factor:g}", make, **more)
+
+    def special(name: str, draw: object, factor: float, **more: object) -> Case:
+        return Case(f"{name}/{factor:g}", lambda g: {"input": draw(g).to(device), "factor": factor}, **more)
+
+    def edge_values(g: torch.Generator) -> Tensor:
+        del g
+        return edges(kind)
+
+    aliased = ("strided", "is:input", "overlap:input")
+    if not check_budget(budget):
+        return [
+            case("empty", (0, 8), 0.3),
+            case("tail", (257,), 0.3, "offset", outs=aliased[:2]),
+            case("rows", (3, 40), 2.0, "stepped"),
+            case("rows", (5, 33), 0.3, "transposed"),
+            case("rows", (4, 9), 0.3, "expanded"),
+            case("four", (2, 3, 4, 5), 0.5, "outer"),
+            special("edges", edge_values, 1.0),
+        ]
+    sizes = [case(f"size{'x'.join(map(str, s))}", s, 0.3, seeds=1) for s in _SIZES]
+    empties = [case(f"empty{i}", s, 0.3) for i, s in enumerate(((0,), (0, 8), (8, 0), (2, 0, 3)))]
+    factors = [case("factor", (1000,), f, outs=aliased) for f in (0.0, 0.5, 1.0, -1.7, 1e-3, 3e38, 1e-42)]
+    layouts = [case("layout", (9, 7, 33), 0.3, name, outs=aliased[:1]) for name in _LAYOUTS]
+    numbers = (
+        [special("edges", edge_values, f) for f in (1.0, 0.5, 0.3, -2.0, 1e30)]
+        + [special("bits", lambda g: every_bit_pattern(g, 4096, kind), f) for f in (0.3, 0.5)]
+        + [special("wide", lambda g: wide(g, (5000,), kind, -126, 127), f) for f in (0.3, 1.7)]
+    )
+    return [*empties, *sizes, *factors, *layouts, *numbers, case("beyond 2^31", (2, 40), 0.3, "far", seeds=1)]
+
+
+def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
+    """Rows and features with tails, gates from saturated to tiny, layouts, special numbers on either side."""
+    del scheme
+    kind = torch_dtype(dtype)
+
+    def case(
+        name: str, shape: tuple[int, ...], layout: str = "contiguous", spread: float = 2.0, **more: object
+    ) -> Case:
+        def make(g: torch.Generator) -> dict[str, object]:
+            return {"input": lay(normal(g, (*shape[:-1], 2 * shape[-1]), kind, spread), layout, device)}
+
+        return Case(f"{name}/{layout}", make, **more)
+
+    def edge(g: torch.Generator) -> dict[str, object]:
+        del g
+        special = edges(kind)
+        special = special[torch.isfinite(special) & (special.abs() < 1e4)]
+        gate = torch.cat(
+            (special, torch.tensor([88.0, -88.0, -104.0, 120.0, float("inf"), float("nan"), 1.0, 2.0]).to(kind))
+        )
+        up = torch.ones_like(gate)
+        up[-2:] = torch.tensor([float("nan"), float("inf")]).to(kind)
+        return {"input": torch.stack((torch.cat((gate, up)), torch.cat((gate, -3 * up)))).to(device)}
+
+    def saturated(g: torch.Generator) -> dict[str, object]:
+        gate = torch.linspace(-110, 110, 881).to(kind)
+        return {"input": torch.cat((gate, normal(g, (881,), kind, 2.0)))[None].to(device)}
+
+    strided = ("strided",)
+    if not check_budget(budget):
+        return [
+            case("empty", (0, 16)),
+            case("rows", (3, 65), "stepped", outs=strided),
+            case("rows", (2, 40), "transposed"),
+            case("one", (1, 7), "offset"),
+            case("three", (2, 3, 24), "outer"),
+            case("same", (3, 9), "expanded"),
+            Case("edges", edge),
+        ]
+    shapes = ((1, 1), (1, 1536), (3, 4097), (7,), (2, 5, 33), (33, 128), (1, 8193))
+    return [
+        *(case(f"empty{i}", s) for i, s in enumerate(((0, 16), (4, 0), (0,)))),
+        *(case(f"shape{'x'.join(map(str, s))}", s, outs=strided) for s in shapes),
+        *(case("layout", (6, 5, 34), name) for name in _LAYOUTS),
+        case("tiny", (4, 300), spread=1e-4),
+        case("large", (4, 300), spread=60.0),
+        Case("edges", edge),
+        Case("saturated", saturated),
+        case("beyond 2^31", (2, 40), "far", seeds=1),
+    ]

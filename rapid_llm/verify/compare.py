@@ -1,0 +1,91 @@
+"""Element by element: is a result within its bound of the oracle's? NaN and infinities are matched by place,
+exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rapid_llm.verify.selection import AcceptableIds
+from rapid_llm.verify.ulp import FORMATS, format_of, ulp_error
+
+SHOWN = 3
+"""Wrong elements that a failure lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """elements compared, the worst error in ulps of the output, the worst share of the bound, and what is wrong, if
+    any."""
+
+    elements: int
+    worst_ulp: float = 0.0
+    worst_ratio: float = 0.0
+    problem: str | None = None
+
+
+def compare(got: Tensor, expected: Tensor, bound: Tensor) -> Comparison:
+    """`got` in its own dtype against float64 `expected`, both on the CPU; `bound` is absolute and >= 0.
+
+    Infinity is right where the bound reaches the power of two beyond the largest finite number, as rounding to nearest
+    overflows there.
+    """
+    if got.shape != expected.shape:
+        return Comparison(0, problem=f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
+    if got.numel() == 0:
+        return Comparison(0)
+    if bound.shape != expected.shape or bool((torch.isnan(bound) | (bound < 0)).any()):
+        raise ValueError("a bound must be a non-negative number for every element")
+    value = got.to(torch.float64)
+    error = (value - expected).abs()
+    finite = torch.isfinite(expected)
+    same = (value == expected) | (torch.isnan(value) & torch.isnan(expected))
+    good = torch.where(finite, error <= bound, same)
+    if got.dtype in FORMATS:
+        overflow = format_of(got.dtype).overflow
+        may_overflow = finite & torch.isinf(value) & (torch.sign(value) == torch.sign(expected))
+        good = good | (may_overflow & (expected.abs() + bound >= overflow))
+        ulps = torch.where(torch.isfinite(value) & finite, ulp_error(got, expected, got.dtype), torch.zeros_like(error))
+        worst_ulp = float(ulps.max())
+    else:
+        worst_ulp = float(torch.where(finite, error, torch.zeros_like(error)).max())
+    ratio = torch.where(finite & torch.isfinite(value) & (error > 0), error / bound, torch.zeros_like(error))
+    problem = None if bool(good.all()) else _describe(value, expected, bound, ~good)
+    return Comparison(got.numel(), worst_ulp, float(ratio.max()), problem)
+
+
+def compare_ids(got: Tensor, expected: AcceptableIds) -> Comparison:
+    """Chosen ids against the acceptable ones; -1 exactly where a row is invalid."""
+    rows, vocab = expected.allowed.shape
+    if got.shape != (rows,):
+        return Comparison(0, problem=f"shape {tuple(got.shape)}, expected ({rows},)")
+    if rows == 0:
+        return Comparison(0)
+    inside = (got >= 0) & (got < vocab)
+    chosen = torch.where(inside, got, torch.zeros_like(got))
+    allowed = expected.allowed[torch.arange(rows), chosen] if vocab else torch.zeros(rows, dtype=torch.bool)
+    good = torch.where(expected.invalid, got == -1, inside & allowed)
+    if bool(good.all()):
+        return Comparison(rows)
+    texts = []
+    for i in torch.nonzero(~good).flatten().tolist()[:SHOWN]:
+        if bool(expected.invalid[i]):
+            want = "-1"
+        else:
+            ids = torch.nonzero(expected.allowed[i]).flatten().tolist()
+            want = f"one of {ids[:5]}{' ...' if len(ids) > 5 else ''}"
+        texts.append(f"row {i}: got {int(got[i])}, expected {want}")
+    return Comparison(rows, problem=f"{int((~good).sum())} of {rows} rows wrong; " + "; ".join(texts))
+
+
+def _describe(value: Tensor, expected: Tensor, bound: Tensor, wrong: Tensor) -> str:
+    texts = []
+    places = torch.nonzero(wrong)
+    for place in places[:SHOWN]:
+        at = tuple(place.tolist())
+        texts.append(
+            f"{list(at)}: got {float(value[at])!r}, expected {float(expected[at])!r} +- {float(bound[at]):.3e}"
+        )
+    return f"{len(places)} of {value.numel()} elements wrong; " + "; ".join(texts)

@@ -1,0 +1,89 @@
+"""Runs one row over every case of its op, and believes nothing that the row says. `runner` says what is looked at."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import torch
+
+from rapid_llm.kernels import registry
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, evidence, probes
+from rapid_llm.verify.cases.build import check_budget, torch_dtype
+from rapid_llm.verify.report import Failure, Report
+from rapid_llm.verify.runner import Fn, Run
+
+__all__ = ["SEEDS", "Failure", "Report", "check_callable", "check_row"]
+
+SEEDS: Final = {"full": (0, 1), "interpret": (0,)}
+
+
+def check_row(
+    op_id: str,
+    row_name: str,
+    *,
+    device: str = "cpu",
+    dtype: str,
+    scheme: str | None = None,
+    budget: str = "full",
+    seeds: tuple[int, ...] | None = None,
+    record: bool = False,
+) -> Report:
+    """Run all cases of `op_id` over the registered row `row_name`.
+
+    Rows with `prepack` get their packed weight, rows with `roundings` the bounds that include them. With `record`, a
+    good full run becomes evidence for dispatch in this process. Raises `UnknownOpError` or `UnknownRowError` on wrong
+    names and `ValueError` for a dtype, scheme or device that the row does not take.
+    """
+    op, row = registry.get_op(op_id), registry.get_row(row_name)
+    if row.op != op_id:
+        raise ValueError(f"{row_name} is a row of {row.op}, not of {op_id}")
+    for what, value, known in (("dtype", dtype, row.dtypes), ("scheme", scheme, row.schemes)):
+        if value is not None and known and value not in known:
+            raise ValueError(f"{row_name} does not take {what} {value!r}, only {', '.join(known)}")
+    if row.devices and torch.device(device).type not in row.devices:
+        raise ValueError(f"{row_name} runs on {', '.join(row.devices)}, not on {device}")
+    fn = registry.load_target(row_name)
+    report = check_callable(op, fn, device=device, dtype=dtype, scheme=scheme, budget=budget, seeds=seeds, row=row)
+    if record and report.ok and budget == "full" and report.device == device:
+        kind = torch.device(device).type
+        evidence.record(
+            row_name, kind, dtype, cases=report.cases, worst_ulp=report.worst_ulp, worst_ratio=report.worst_ratio
+        )
+    return report
+
+
+def check_callable(
+    op: OpSpec,
+    fn: Fn,
+    *,
+    device: str = "cpu",
+    dtype: str,
+    scheme: str | None = None,
+    budget: str = "full",
+    seeds: tuple[int, ...] | None = None,
+    row: KernelSpec | None = None,
+    name: str | None = None,
+) -> Report:
+    """Run all cases of `op` over any callable with the op's signature; `row` adds declared limits, roundings,
+    prepack."""
+    check_budget(budget)
+    torch_dtype(dtype)
+    if op.schemes and scheme is None:
+        scheme = op.schemes[0]
+    chosen = SEEDS[budget] if seeds is None else tuple(seeds)
+    label = row.name if row is not None else (name or getattr(fn, "__name__", "<callable>"))
+    report = Report(op.id, label, _device_label(device), dtype, scheme, budget, chosen)
+    started = time.perf_counter()
+    run = Run(op, fn, row, torch.device(device), scheme, report)
+    for case in probes.load(op.cases)(dtype, device, scheme, budget=budget):
+        run.case(case, chosen)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _device_label(device: str) -> str:
+    """The device, marked where Triton's interpreter stands in for it: such a run proves nothing about a GPU."""
+    from rapid_llm.kernels.ops.triton_support import INTERPRETED
+
+    return f"{device} (Triton interpreter)" if INTERPRETED and torch.device(device).type == "cpu" else device

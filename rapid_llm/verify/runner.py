@@ -1,0 +1,325 @@
+"""One row over one case: the calls that are made, and everything that is looked at after each of them.
+
+A case is called at least twice: once letting the row allocate (fresh memory is filled with NaN first) and once with
+`out` given, or for an in-place op twice on fresh copies. All tensors live in poisoned memory of their own (`guard`);
+inputs must come back untouched; the oracle works on private copies taken before the call; equal calls must give equal
+bits. Later seeds are written into the same memory, so that an answer remembered by pointer is wrong.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, probes
+from rapid_llm.kernels.registry.facts import expression_names
+from rapid_llm.verify.cases.build import Case
+from rapid_llm.verify.compare import Comparison, compare, compare_ids
+from rapid_llm.verify.guard import Guarded, bits
+from rapid_llm.verify.oracles import OracleError
+from rapid_llm.verify.report import Failure, Report
+from rapid_llm.verify.selection import AcceptableIds
+from rapid_llm.verify.standing import Standing, standing
+
+Fn = Callable[..., Any]
+
+_RAISED: Final = object()
+
+
+class PoisonedAllocations(TorchDispatchMode):
+    """While active, memory that torch hands out uninitialised holds NaN, or an unlikely integer."""
+
+    _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in self._EMPTY and isinstance(result, Tensor) and result.device.type != "meta":
+            if result.dtype.is_floating_point:
+                result.fill_(float("nan"))
+            elif result.dtype in (torch.int32, torch.int64):
+                result.fill_(-(2**31) + 7)
+        return result
+
+
+@dataclass(slots=True)
+class _Truth:
+    """What one set of values must give: the oracle's answers and their bounds, and the arguments they came from."""
+
+    values: dict[str, Any]
+    expected: Any
+    bounds: tuple[Tensor, ...]
+
+
+@dataclass(slots=True)
+class Run:
+    """A row under test, and the report that its cases fill."""
+
+    op: OpSpec
+    fn: Fn
+    row: KernelSpec | None
+    device: torch.device
+    scheme: str | None
+    report: Report
+    _guards: dict[str, Guarded] = field(default_factory=dict)
+    _where: tuple[str, int, str] = ("", 0, "")
+
+    def case(self, case: Case, seeds: tuple[int, ...]) -> None:
+        self._guards = {}
+        counted = False
+        for seed in seeds[: case.seeds]:
+            values = case.make(torch.Generator().manual_seed(seed * 7919 + 17))
+            state = standing(self.op, self.row, values)
+            if state is Standing.OUTSIDE:
+                self.report.skipped += 1
+                return
+            if not counted:
+                self.report.cases += 1
+                counted = True
+            self._where = (case.id, seed, "")
+            before = len(self.report.failures)
+            if case.raises:
+                self._must_raise(values, case.raises)
+            elif self._refuses(values, state):
+                self.report.refused += 1
+            else:
+                self._calls(case, self._truth(values))
+            if len(self.report.failures) > before:
+                return  # one seed tells what is wrong
+
+    def _truth(self, values: dict[str, Any]) -> _Truth:
+        private = {k: v.cpu().clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+        expected = probes.load(self.op.oracle)(**private)
+        _check_oracle(self.op, private, expected)
+        bounds = probes.load(self.op.bound)(private, expected, self.row.roundings if self.row else ())
+        return _Truth(values, expected, bounds)
+
+    def _calls(self, case: Case, truth: _Truth) -> None:
+        if not self.op.parsed.takes_out:
+            first = self._in_place(truth, "call")
+            again = self._in_place(truth, "again")
+            self._same(first, again)
+            return
+        first = self._with_out(truth, None, "allocating")
+        again = self._with_out(truth, "contiguous", "out given")
+        self._same(first, again)
+        for how in case.outs:
+            self._where = (*self._where[:2], f"out {how}")
+            if how.startswith("overlap:"):
+                self._overlapping(truth, how.partition(":")[2])
+            else:
+                self._with_out(truth, how, f"out {how}")
+
+    # -- one call each ------------------------------------------------------------------------------------------------
+
+    def _with_out(self, truth: _Truth, how: str | None, call: str) -> list[Tensor] | None:
+        """Call with no `out`, or one that is `contiguous`, `strided` or `is:<argument>`."""
+        self._where = (*self._where[:2], call)
+        args = self._guarded(truth.values)
+        guard, alias = None, ""
+        if how is not None:
+            shape, dtype = self._out_facts(truth.values)
+            alias = how.partition(":")[2] if how.startswith("is:") else ""
+            guard = args[alias] if alias else Guarded.empty(shape, dtype, self.device, strided=how == "strided")
+        out = None if guard is None else guard.tensor
+        result = self._invoke(args, out)
+        if result is _RAISED:
+            return None
+        if not isinstance(result, Tensor):
+            self._fail("return value", f"expected a Tensor, got {type(result).__name__}")
+            return None
+        if out is not None and result is not out:
+            self._fail("out ignored", "the tensor returned is not the `out` that was given")
+            return None
+        if guard is None and not self._fresh(result, args, truth.values):
+            return None
+        self._untouched(args, {alias} if alias else set())
+        if guard is not None and not alias and guard.stray():
+            self._fail("stray write", f"{guard.stray()} elements around out were written")
+        self._compare([result], truth)
+        return [result.detach().cpu().clone()]
+
+    def _in_place(self, truth: _Truth, call: str) -> list[Tensor] | None:
+        self._where = (*self._where[:2], call)
+        args = self._guarded(truth.values)
+        result = self._invoke(args, None)
+        if result is _RAISED:
+            return None
+        if result is not None:
+            self._fail("return value", f"an in-place op returns None, got {type(result).__name__}")
+        mutated = self.op.parsed.mutated
+        self._untouched(args, set(mutated))
+        got = [args[name].tensor for name in mutated]
+        self._compare(got, truth)
+        return [t.detach().cpu().clone() for t in got]
+
+    def _invoke(self, args: dict[str, Any], out: Tensor | None) -> Any:
+        """The row's answer; `_RAISED` after an exception, which is reported."""
+        positional, keywords = self._bind(args)
+        if out is not None:
+            keywords["out"] = out
+        self.report.calls += 1
+        try:
+            if out is None:
+                with PoisonedAllocations():
+                    result = self.fn(*positional, **keywords)
+            else:
+                result = self.fn(*positional, **keywords)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            self._fail("raised", f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
+            return _RAISED
+        return result
+
+    def _bind(self, args: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        values = {k: v.tensor if isinstance(v, Guarded) else v for k, v in args.items()}
+        if self.row is not None and self.row.prepack is not None:
+            values["weight"] = probes.load(self.row.prepack)(values["weight"], self.scheme)
+        parsed = self.op.parsed
+        positional = [values.get(a.name, a.default) for a in parsed.positional]
+        return positional, {a.name: values[a.name] for a in parsed.keyword_only if a.name in values}
+
+    def _guarded(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Fresh poisoned copies; in the memory of the previous call where they fit."""
+        result: dict[str, Any] = {}
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                result[name] = value
+                continue
+            kept = self._guards.get(name)
+            if kept is not None and kept.fits(value):
+                kept.refill(value)
+            else:
+                self._guards[name] = Guarded(value)
+            result[name] = self._guards[name]
+        return result
+
+    # -- what is looked at --------------------------------------------------------------------------------------------
+
+    def _compare(self, got: list[Tensor], truth: _Truth) -> None:
+        for index, result in enumerate(got):
+            if isinstance(truth.expected, AcceptableIds):
+                outcome = compare_ids(result.detach().cpu(), truth.expected)
+            else:
+                expected = truth.expected if isinstance(truth.expected, Tensor) else truth.expected[index]
+                outcome = compare(result.detach().cpu(), expected, truth.bounds[index])
+            self._count(outcome, self.op.parsed.mutated[index] if self.op.parsed.mutated else "")
+
+    def _count(self, outcome: Comparison, name: str) -> None:
+        self.report.elements += outcome.elements
+        self.report.worst_ulp = max(self.report.worst_ulp, outcome.worst_ulp)
+        self.report.worst_ratio = max(self.report.worst_ratio, outcome.worst_ratio)
+        if outcome.problem is not None:
+            self._fail("value", f"{name}: {outcome.problem}" if name else outcome.problem)
+
+    def _fresh(self, result: Tensor, args: dict[str, Any], values: dict[str, Any]) -> bool:
+        shape, dtype = self._out_facts(values)
+        if tuple(result.shape) != shape or result.dtype != dtype or result.device.type != self.device.type:
+            got = f"{tuple(result.shape)} {result.dtype} on {result.device}"
+            self._fail("result", f"got {got}, expected {shape} {dtype} on {self.device}")
+            return False
+        if not result.is_contiguous():
+            self._fail("result", f"the result is not contiguous: shape {shape}, strides {result.stride()}")
+        storages = {g.tensor.untyped_storage().data_ptr() for g in args.values() if isinstance(g, Guarded)}
+        if result.numel() and result.untyped_storage().data_ptr() in storages:
+            self._fail("result", "the result shares memory with an argument")
+        return True
+
+    def _untouched(self, args: dict[str, Any], mutated: set[str]) -> None:
+        for name, guard in args.items():
+            if not isinstance(guard, Guarded):
+                continue
+            if name in mutated:
+                if guard.stray():
+                    self._fail("stray write", f"{guard.stray()} elements around {name} were written")
+            elif guard.changed():
+                self._fail("input changed", f"{guard.changed()} elements in or around {name} changed")
+
+    def _same(self, first: list[Tensor] | None, again: list[Tensor] | None) -> None:
+        if first is None or again is None or self.report.failures:
+            return
+        for a, b in zip(first, again, strict=True):
+            if not torch.equal(bits(a.contiguous()), bits(b.contiguous())):
+                self._fail("not repeatable", "a second call with equal arguments gave other bits")
+
+    # -- calls that must fail -----------------------------------------------------------------------------------------
+
+    def _must_raise(self, values: dict[str, Any], kinds: tuple[type[BaseException], ...]) -> None:
+        args = self._guarded(values)
+        wanted = " or ".join(k.__name__ for k in kinds)
+        positional, keywords = self._bind(args)
+        self.report.calls += 1
+        try:
+            self.fn(*positional, **keywords)
+        except kinds:
+            self._untouched(args, set())
+            self.report.elements += 1
+        except Exception as error:
+            self._fail("wrong error", f"expected {wanted}, got {type(error).__name__}: {error}")
+        else:
+            self._fail("no error", f"expected {wanted}")
+
+    def _overlapping(self, truth: _Truth, name: str) -> None:
+        """`out` is part of an argument's memory, one element on: must be refused, and nothing written."""
+        args = self._guarded(truth.values)
+        source = args[name].tensor
+        if source.numel() < 2 or not source.is_contiguous():
+            raise ValueError(f"case {self._where[0]}: out=overlap needs a contiguous {name} of at least 2 elements")
+        out = source.as_strided(source.shape, source.stride(), source.storage_offset() + 1)
+        positional, keywords = self._bind(args)
+        self.report.calls += 1
+        try:
+            self.fn(*positional, **keywords, out=out)
+        except RuntimeError:
+            self._untouched(args, set())
+        except Exception as error:
+            self._fail("wrong error", f"expected a RuntimeError for overlapping out, got {type(error).__name__}")
+        else:
+            self._fail("no error", f"out overlaps {name} in part and was accepted")
+
+    def _refuses(self, values: dict[str, Any], state: Standing) -> bool:
+        """Whether the row, which does not declare this layout, says so; if it answers, it must be right."""
+        if state is not Standing.FOREIGN_LAYOUT:
+            return False
+        positional, keywords = self._bind(self._guarded(values))
+        try:
+            self.fn(*positional, **keywords)
+        except (RuntimeError, ValueError):
+            return True
+        return False
+
+    def _out_facts(self, values: dict[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype that the op declares for its result."""
+        declared = self.op.out
+        if declared is None:
+            raise ValueError(f"{self.op.id} has no result")
+        scope = {"torch": torch, **expression_names()}
+        scope |= {a.name: values.get(a.name, a.default) for a in self.op.parsed.args}
+        return tuple(eval(declared.shape, scope)), eval(declared.dtype, scope)
+
+    def _fail(self, what: str, detail: str) -> None:
+        self.report.failures.append(Failure(*self._where, what, detail))
+
+
+def _tensors(expected: Any) -> Iterator[Tensor]:
+    yield from (expected,) if isinstance(expected, Tensor) else expected
+
+
+def _check_oracle(op: OpSpec, values: dict[str, Any], expected: Any) -> None:
+    """NaN from an oracle whose inputs are all finite would be a hole in the comparison, not an expectation."""
+    if isinstance(expected, AcceptableIds):
+        if bool((~expected.allowed.any(-1) & ~expected.invalid).any()):
+            raise OracleError(f"{op.id}: a row of logits has no acceptable id")
+        return
+    floats = [v for v in values.values() if isinstance(v, Tensor) and v.dtype.is_floating_point]
+    if all(bool(torch.isfinite(v).all()) for v in floats) and any(
+        bool(torch.isnan(e).any()) for e in _tensors(expected)
+    ):
+        raise OracleError(f"{op.id}: the oracle gave NaN for finite inputs")
