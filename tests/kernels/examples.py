@@ -22,10 +22,67 @@ def _blocks(rows: int, elements: int, scheme: str) -> torch.Tensor:
     return torch.zeros(rows, elements // 32 * BLOCK_BYTES[scheme], dtype=torch.uint8)
 
 
+def _pair(rows: int, hidden: int, dtype: torch.dtype, weight: torch.dtype) -> tuple[Any, ...]:
+    return (
+        torch.zeros(rows, hidden, dtype=dtype),
+        torch.zeros(rows, hidden, dtype=dtype),
+        torch.zeros(hidden, dtype=weight),
+    )
+
+
+def _rope(q_heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Query and key as views of one fused projection, as the decoder passes them."""
+    qkv = torch.zeros(5, (q_heads + 2 * kv_heads) * dim, dtype=dtype).view(5, q_heads + 2 * kv_heads, dim)
+    query, key, _ = qkv.split((q_heads, kv_heads, kv_heads), 1)
+    return query, key, torch.zeros(5, dtype=torch.int64), torch.zeros(99, rotary)
+
+
+def _table(scheme: str) -> tuple[Any, ...]:
+    return torch.zeros(3, dtype=torch.int64), _blocks(99, 576, scheme)
+
+
+def _cache_write(heads: int, dim: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    key, value = torch.zeros(2, 5, heads, dim, dtype=dtype)
+    k_cache, v_cache = torch.zeros(2, 4, 16, heads, dim, dtype=dtype)
+    return key, value, k_cache, v_cache, torch.zeros(5, dtype=torch.int64)
+
+
 EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "scale": [
         ("aligned", lambda dtype: ((torch.zeros(4, 4096, dtype=dtype), 0.3), {})),
         ("tail", lambda dtype: ((torch.zeros(4097, dtype=dtype), 0.3), {})),
         ("strided", lambda dtype: ((torch.zeros(8, 6, 130, dtype=dtype)[:, ::2, 1:], 0.3), {})),
+    ],
+    "silu_and_mul": [
+        ("small model", lambda dtype: ((torch.zeros(5, 3072, dtype=dtype),), {})),
+        ("odd, strided", lambda dtype: ((torch.zeros(4, 3, 2 * 66, dtype=dtype)[:, ::2, ::2],), {})),
+    ],
+    "rmsnorm": [
+        ("small model", lambda dtype: ((torch.zeros(5, 576, dtype=dtype), torch.zeros(576), 1e-5), {})),
+        ("8B", lambda dtype: ((torch.zeros(5, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)), {})),
+        ("long row", lambda dtype: ((torch.zeros(2, 40000, dtype=dtype), torch.zeros(40000, dtype=dtype)), {})),
+        ("strided", lambda dtype: ((torch.zeros(4, 3, 130, dtype=dtype)[:, ::2, ::2], torch.zeros(65)), {})),
+    ],
+    "fused_add_rmsnorm": [
+        ("small model", lambda dtype: (_pair(5, 576, dtype=dtype, weight=torch.float32), {})),
+        ("8B", lambda dtype: (_pair(5, 4096, dtype=dtype, weight=dtype), {})),
+        ("long row", lambda dtype: (_pair(2, 40000, dtype=dtype, weight=dtype), {})),
+    ],
+    "rope": [
+        ("small model", lambda dtype: (_rope(9, 3, 64, 64, dtype=dtype), {})),
+        ("8B", lambda dtype: (_rope(32, 8, 128, 128, dtype=dtype), {})),
+        ("partial, interleaved", lambda dtype: (_rope(6, 2, 80, 48, dtype=dtype), {"interleaved": True})),
+    ],
+    "embedding": [
+        ("dense", lambda dtype: ((torch.zeros(3, dtype=torch.int64), torch.zeros(99, 576, dtype=dtype)), {})),
+        ("cast", lambda dtype: ((torch.zeros(3, dtype=torch.int32), torch.zeros(99, 576)), {"dtype": dtype})),
+        *(
+            (scheme, lambda dtype, s=scheme: (_table(s), {"dtype": dtype, "scheme": s}))  # type: ignore[misc]
+            for scheme in BLOCK_BYTES
+        ),
+    ],
+    "kvcache.write": [
+        ("small model", lambda dtype: (_cache_write(3, 64, dtype=dtype), {})),
+        ("8B", lambda dtype: (_cache_write(8, 128, dtype=dtype), {})),
     ],
 }

@@ -6,8 +6,9 @@ op.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+from math import prod
 
 import torch
 
@@ -53,9 +54,19 @@ def check_disjoint(op: str, name: str, tensor: torch.Tensor, other_name: str, ot
         raise ArgumentError(f"{op}: {name} overlaps {other_name} in memory; pass separate tensors")
 
 
+def check_alias(op: str, out: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
+    """Raise if `out` shares memory with `tensor` otherwise than element by element."""
+    if out is tensor or (out.data_ptr() == tensor.data_ptr() and out.stride() == tensor.stride()):
+        return
+    if overlaps(out, tensor):
+        raise ArgumentError(f"{op}: out overlaps {name} in part; pass {name} itself or separate memory")
+
+
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors may share memory: exact for dense ones and column slices of one buffer, else by extent."""
     start_a, start_b = a.data_ptr(), b.data_ptr()
+    if a.is_contiguous() and b.is_contiguous():
+        return -b.nbytes < start_b - start_a < a.nbytes
     end_a, end_b = start_a + _extent(a), start_b + _extent(b)
     if start_a >= end_b or start_b >= end_a:
         return False
@@ -75,23 +86,59 @@ def _extent(tensor: torch.Tensor) -> int:
     return (reach + 1) * tensor.element_size()
 
 
-Dims = list[tuple[int, ...]]
+def merge_dims(shape: Sequence[int], *strides: Sequence[int]) -> list[tuple[int, ...]]:
+    """The fewest dimensions that walk tensors of one `shape` jointly: (size, stride, ...) each, outermost first.
 
-
-def merge_dims(shape: Sequence[int], *strides: Sequence[int], reorder: bool = True) -> Dims:
-    """The fewest dimensions, outermost first, that walk tensors of one `shape` jointly: (size, stride, ...) each.
-
-    Dimensions of size 1 vanish; neighbours that every tensor steps through evenly become one. With `reorder` the order
-    is that of the last tensor's memory. An empty list stands for a single element.
+    Dimensions of size 1 vanish and neighbours that every tensor steps through evenly become one; the order is that of
+    the last tensor's memory. An empty list stands for a single element.
     """
     dims = [d for d in zip(shape, *strides, strict=True) if d[0] != 1]
-    if reorder:
-        dims.sort(key=lambda d: d[:0:-1], reverse=True)
-    merged: Dims = dims[:1]
+    dims.sort(key=lambda d: d[:0:-1], reverse=True)
+    merged = dims[:1]
     for outer, inner in pairwise(dims):
-        size = inner[0]
-        if all(o == i * size for o, i in zip(outer[1:], inner[1:], strict=True)):
-            merged[-1] = (merged[-1][0] * size, *inner[1:])
+        if all(o == i * inner[0] for o, i in zip(outer[1:], inner[1:], strict=True)):
+            merged[-1] = (merged[-1][0] * inner[0], *inner[1:])
         else:
             merged.append(inner)
     return merged
+
+
+def walk(
+    shape: Sequence[int], keep: int, *tensors: torch.Tensor
+) -> Iterator[tuple[list[tuple[int, ...]], list[torch.Tensor]]]:
+    """Cut a walk over `shape` into launches that count `keep` dimensions each; (dims, tensors to point with) per launch.
+
+    `tensors` begin with the dimensions of `shape`; dims are (size, stride, ...) as of `merge_dims`, padded in front to
+    `keep`. Nearly always one launch: more only where over `keep` dimensions cannot be merged. The tensors given back
+    only carry an address, shifted to where the launch starts.
+    """
+    if 0 in shape:
+        return
+    dims = merge_dims(shape, *(t.stride()[: len(shape)] for t in tensors))
+    outer, inner = dims[:-keep], dims[-keep:]
+    inner = [(1, *(0 for _ in tensors))] * (keep - len(inner)) + inner
+    for index in product(*(range(d[0]) for d in outer)):
+        starts = (sum(i * d[n] for i, d in zip(index, outer, strict=True)) for n in range(1, len(tensors) + 1))
+        yield inner, [_shifted(t, start) for t, start in zip(tensors, starts, strict=True)]
+
+
+def _shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    return tensor.as_strided((1,), (1,), tensor.storage_offset() + elements) if elements else tensor
+
+
+def walk_rows(*tensors: torch.Tensor) -> Iterator[tuple[int, int, list[int], list[torch.Tensor]]]:
+    """Walk the rows, all dimensions but the last, of tensors of one leading shape: (rows, inner, strides, tensors).
+
+    Row r is (r // inner, r % inner); strides hold, per tensor, the steps of these two and of the last dimension.
+    """
+    shape = tensors[0].shape[:-1]
+    if all(t.is_contiguous() for t in tensors):
+        rows = prod(shape)
+        if rows:
+            yield rows, 1, [n for t in tensors for n in (t.shape[-1], 0, 1)], list(tensors)
+        return
+    for (outer, inner), pointers in walk(shape, 2, *tensors):
+        if outer[0] == 1:  # one dimension: let it be the outer one, so that no kernel divides by it
+            outer, inner = inner, outer
+        steps = [n for i, t in enumerate(tensors, 1) for n in (outer[i], inner[i], t.stride()[-1])]
+        yield outer[0] * inner[0], inner[0], steps, pointers

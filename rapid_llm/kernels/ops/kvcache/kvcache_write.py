@@ -1,0 +1,147 @@
+"""Native `kvcache.write`: each token's key and value into its slot, one launch; any strides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from rapid_llm.kernels.ops.arguments import check_kind, check_written
+from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles, warps_for
+from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
+from rapid_llm.kernels.registry import ArgumentError
+
+
+def kvcache_write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Store keys and values in their cache slots, in place. See `rapid_llm.kernels.kvcache_write`."""
+    _check(key, value, k_cache, v_cache, slot_mapping)
+    if use_triton("kvcache.write", key) and attempt(
+        "kvcache.write", _launch, key, value, k_cache, v_cache, slot_mapping
+    ):
+        return
+    if not key.shape[0]:
+        return
+    if key.is_cuda:
+        _write_masked(key, value, k_cache, v_cache, slot_mapping)
+    else:
+        _write_host(key, value, k_cache, v_cache, slot_mapping.tolist())
+
+
+def _check(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    shape, cache = key.shape, k_cache.shape
+    if len(shape) != 3 or len(cache) != 4 or value.shape != shape or v_cache.shape != cache or cache[2:] != shape[1:]:
+        raise ArgumentError(
+            "kvcache.write: key and value must have the same shape (tokens, kv_heads, head_dim), and the caches "
+            f"(pages, page_size, kv_heads, head_dim): got {tuple(shape)}, {tuple(value.shape)}, {tuple(cache)}, "
+            f"{tuple(v_cache.shape)}"
+        )
+    if slots.shape != shape[:1] or slots.dtype is not torch.int64 or slots.device != key.device:
+        raise ArgumentError(
+            f"kvcache.write: slot_mapping must be int64 of shape ({shape[0]},) on {key.device}: got {slots.dtype} "
+            f"{tuple(slots.shape)} on {slots.device}"
+        )
+    check_kind("kvcache.write", "value", value, key)
+    check_kind("kvcache.write", "k_cache", k_cache, key)
+    check_kind("kvcache.write", "v_cache", v_cache, key)
+    check_written("kvcache.write", "k_cache", k_cache)
+    check_written("kvcache.write", "v_cache", v_cache)
+
+
+def _write_host(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: list[int]
+) -> None:
+    """On the CPU the slots are read by the host: a run of consecutive ones is a single copy."""
+    tokens = len(slots)
+    pages, page_size = k_cache.shape[:2]
+    if max(slots) >= pages * page_size:
+        raise IndexError(f"kvcache.write: slot {max(slots)} is outside the cache of {pages} pages of {page_size}")
+    first = slots[0]
+    if first >= 0 and slots[-1] - first == tokens - 1 and slots == list(range(first, first + tokens)):
+        for source, cache in ((key, k_cache), (value, v_cache)):
+            page, row, head, step = cache.stride()
+            if tokens == 1 or page == page_size * row:
+                start = cache.storage_offset() + first // page_size * page + first % page_size * row
+                cache.as_strided(source.shape, (row, head, step), start).copy_(source)
+            else:
+                _scatter(source, cache, torch.arange(first, first + tokens))
+        return
+    kept = [i for i, slot in enumerate(slots) if slot >= 0]
+    index = torch.tensor([slots[i] for i in kept], dtype=torch.int64)
+    if len(kept) < tokens:
+        tokens_kept = torch.tensor(kept, dtype=torch.int64)
+        key, value = key.index_select(0, tokens_kept), value.index_select(0, tokens_kept)
+    _scatter(key, k_cache, index)
+    _scatter(value, v_cache, index)
+
+
+def _scatter(source: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    page_size = cache.shape[1]
+    cache.index_put_((slots // page_size, slots % page_size), source)
+
+
+def _write_masked(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """On CUDA without Triton: no host read, so a graph may capture it.
+
+    `index_put_` cannot skip a token, so padding writes what is written anyway: the value of a real token into that
+    token's slot, or, where there is no real token, slot 0's own content.
+    """
+    pages, page_size = k_cache.shape[:2]
+    real = (slots >= 0) & (slots < pages * page_size)
+    order = torch.argmax(real.to(torch.uint8))  # some real token, or 0 if there is none
+    any_real = real.any()
+    owner = torch.where(real, torch.arange(len(slots), device=slots.device), order)
+    target = slots.index_select(0, owner).clamp(0, max(pages * page_size - 1, 0))
+    page, row = target // page_size, target % page_size
+    for source, cache in ((key, k_cache), (value, v_cache)):
+        kept = torch.where(any_real, source.index_select(0, owner), cache[page, row])
+        cache.index_put_((page, row), kept)
+
+
+@tiles("kvcache.write")
+def _tiles(sm: int, *, heads: int, dim: int, itemsize: int) -> Mapping[str, int]:
+    columns = next_power_of_2(dim)
+    block = min(next_power_of_2(heads), max(1, 2048 // columns))
+    return {"HEADS": block, "COLUMNS": columns, "num_warps": warps_for(block * columns, per_thread=16 // itemsize)}
+
+
+@triton.jit
+def _kvcache_write_kernel(
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, slots, page_size, heads, dim, slot_step,
+    k_token, k_head, k_step, v_token, v_head, v_step,
+    kc_page, kc_row, kc_head, kc_step, vc_page, vc_row, vc_head, vc_step,
+    HEADS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS)[:, None]
+    col = tl.arange(0, COLUMNS)[None, :].to(tl.int64)
+    slot = tl.load(slot_ptr + token * slot_step).to(tl.int64)
+    # Padding, and a slot beyond the cache, write nothing.
+    mask = (head < heads) & (col < dim) & (slot >= 0) & (slot < slots)
+    page = slot // page_size
+    row = slot % page_size
+    k = tl.load(k_ptr + token * k_token + head * k_head + col * k_step, mask=mask)
+    v = tl.load(v_ptr + token * v_token + head * v_head + col * v_step, mask=mask)
+    tl.store(k_cache_ptr + page * kc_page + row * kc_row + head * kc_head + col * kc_step, k, mask=mask)
+    tl.store(v_cache_ptr + page * vc_page + row * vc_row + head * vc_head + col * vc_step, v, mask=mask)
+
+
+def _launch(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    tokens, heads, dim = key.shape
+    pages, page_size = k_cache.shape[:2]
+    meta = resolve_tiles("kvcache.write", key.device, heads=heads, dim=dim, itemsize=key.element_size())
+    args = (key, value, k_cache, v_cache, slots, pages * page_size, page_size, heads, dim, *slots.stride())
+    strides = (*key.stride(), *value.stride(), *k_cache.stride(), *v_cache.stride())
+    grid = (tokens, -(-heads // meta["HEADS"]))
+    launch(_kvcache_write_kernel, grid, key.device, *args, *strides, **meta)
