@@ -1,1 +1,30 @@
-"""RapidLLM: LLM inference in which every operator is a declared, verified and measured choice."""
+"""RapidLLM: LLM inference in which every operator is a declared, verified and measured choice.
+
+from rapid_llm import LLM, SamplingParams
+
+Importing this package imports no torch; `LLM` and `SamplingParams` are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine.llm import LLM
+    from .engine.params import SamplingParams
+
+__all__ = ["LLM", "SamplingParams"]
+
+_HOMES = {"LLM": ".engine.llm", "SamplingParams": ".engine.params"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,172 @@
+"""The step loop, shared by every thread that uses an engine.
+
+There is no engine thread: whoever waits for a job drives the loop, one thread at a time, and each step serves
+everyone's requests. A thread that waits while another drives sleeps, and is woken after each step to see whether its
+job is done. New and aborted requests go through an inbox that needs no turn, so a thread never has to win one to be
+heard.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .clock import now
+from .job import Job
+from .request import FinishReason, Request
+from .runner import Runner
+from .scheduler import Chunk, Scheduler
+
+
+class EngineError(RuntimeError):
+    """A step failed, and with it every request that was in the engine. The engine itself can be used again."""
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Steps, the tokens that they computed, and their seconds, over an engine's life; prefill apart from decode.
+
+    A step in which every request computes one token is a decode step, any other one a prefill step.
+    """
+
+    prefill_steps: int = 0
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_steps: int = 0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+
+    def add(self, tokens: int, decode: bool, seconds: float) -> None:
+        if decode:
+            self.decode_steps += 1
+            self.decode_tokens += tokens
+            self.decode_seconds += seconds
+        else:
+            self.prefill_steps += 1
+            self.prefill_tokens += tokens
+            self.prefill_seconds += seconds
+
+
+StepHook = Callable[[Sequence[Chunk], Callable[[], float]], None]
+"""Called in place of a step with its chunks and a function that runs it and returns its seconds (see `stats`)."""
+
+
+class Engine:
+    """Runs jobs to their end. Safe to use from several threads."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self.scheduler = scheduler
+        self.totals = StepTotals()
+        self.step_hook: StepHook | None = None
+        self._runner = runner
+        self._inbox: deque[tuple[str, Job]] = deque()
+        self._jobs: dict[Request, Job] = {}
+        self._turn = threading.Condition()
+        self._driving = False
+
+    def submit(self, job: Job) -> None:
+        """Hand over a job whose requests are known to fit. It runs once somebody drives."""
+        self._inbox.append(("add", job))
+
+    def drive(self, until: Callable[[], bool]) -> None:
+        """Run steps, or wait while another thread does, until `until()`.
+
+        An exception inside a step ends every request in the engine with finish_reason `error` and is raised here.
+        """
+        while True:
+            with self._turn:
+                while self._driving and not until():
+                    self._turn.wait()
+                if until():
+                    return
+                self._driving = True
+            try:
+                self._take_inbox()
+                if not until():
+                    self._step()
+            except BaseException as error:
+                self._fail(error)
+                raise
+            finally:
+                self._give_up_turn()
+
+    def abort(self, jobs: Sequence[Job]) -> None:
+        """End what is unfinished of the jobs and free its cache: now, or before the next step if one is running.
+
+        Never waits, because a stream that is garbage-collected comes here, and that can happen within a step.
+        """
+        for job in jobs:
+            if not job.finished:
+                self._inbox.append(("abort", job))
+        with self._turn:
+            if self._driving or not self._inbox:
+                return
+            self._driving = True
+        try:
+            self._take_inbox()
+        finally:
+            self._give_up_turn()
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if a page of the cache is lost or held twice. For tests; not while a step runs."""
+        self.scheduler.pool.check(request.pages for request in self.scheduler.requests())
+
+    @property
+    def unfinished(self) -> int:
+        """Requests in the engine."""
+        return len(self._jobs)
+
+    def _give_up_turn(self) -> None:
+        with self._turn:
+            self._driving = False
+            self._turn.notify_all()
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            what, job = self._inbox.popleft()
+            if what == "add":
+                for request in job.requests:
+                    self.scheduler.add(request)
+                    self._jobs[request] = job
+            else:
+                for request in job.requests:
+                    if not request.finished:
+                        self._finish(request, "abort")
+
+    def _step(self) -> None:
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            raise EngineError("no request can go on: the scheduler's bookkeeping is broken")
+        if self.step_hook is None:
+            self._compute(chunks)
+        else:
+            self.step_hook(chunks, lambda: self._compute(chunks))
+
+    def _compute(self, chunks: Sequence[Chunk]) -> float:
+        started = now()
+        choices = self._runner.run(chunks)
+        for chunk in chunks:
+            self.scheduler.commit(chunk)
+        finished = now()
+        for request, choice in choices:
+            self._jobs[request].take(request, choice, finished)
+            if request.finished:
+                self._finish(request)
+        tokens = sum(chunk.size for chunk in chunks)
+        self.totals.add(tokens, tokens == len(chunks), finished - started)
+        return finished - started
+
+    def _finish(self, request: Request, reason: FinishReason | None = None) -> None:
+        self.scheduler.finish(request, reason)
+        self._jobs.pop(request).close(request, now())
+
+    def _fail(self, error: BaseException) -> None:
+        """End everything. The scheduler starts afresh: a step that broke off may have left it in any state."""
+        failed, self._jobs = self._jobs, {}
+        self.scheduler.reset()
+        for request, job in failed.items():
+            request.finish_reason, request.stop_reason = "error", f"{type(error).__name__}: {error}"
+            job.failure = error
+            job.close(request, now())

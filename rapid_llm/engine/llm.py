@@ -1,0 +1,269 @@
+"""`LLM`: a model, its tokenizer and an engine, behind the three calls that users make."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rapid_llm.models.hub import DEFAULT_MODEL
+from rapid_llm.platform import default_threads
+
+from .batch import BatchBuilder
+from .clock import now
+from .core import Engine, EngineError
+from .explain import EngineExplanation
+from .job import Job
+from .kv_memory import allocate, bytes_per_token, choose_tokens, free_memory
+from .kv_pool import KVPool
+from .loading import load, resolve_device
+from .options import BATCH_TOKENS, DEFAULTS, PAGE_SIZE, EngineOptions
+from .outputs import RequestOutput, TextDelta
+from .params import SamplingParams
+from .prompts import ParsedPrompt, Prompt, check_length, params_for, parse_prompt, parse_prompts
+from .runner import Model, Runner
+from .sampler import Sampler, request_key
+from .scheduler import Scheduler
+from .stats import Stats
+from .text.chat import ChatTemplate
+from .text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A language model on this machine. Safe to call from several threads: their requests share each step.
+
+    model: a known name or the path of a GGUF file; the other arguments are those of `EngineOptions`, where they are
+    described. tokenizer, device, max_model_len, kv_cache_tokens, threads and options tell what the engine really has.
+    Raises `ValueError` for options that this model or machine cannot honour, and the errors of loading a model.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
+        *,
+        dtype: str | torch.dtype = DEFAULTS.dtype,
+        device: str | torch.device = DEFAULTS.device,
+        max_model_len: int | None = DEFAULTS.max_model_len,
+        kv_cache_tokens: int | None = DEFAULTS.kv_cache_tokens,
+        deterministic: bool = DEFAULTS.deterministic,
+        seed: int = DEFAULTS.seed,
+        threads: int | None = DEFAULTS.threads,
+        max_batch_tokens: int | None = DEFAULTS.max_batch_tokens,
+        max_running: int = DEFAULTS.max_running,
+    ) -> None:
+        options = EngineOptions(
+            dtype=str(dtype),
+            device=str(device),
+            max_model_len=max_model_len,
+            kv_cache_tokens=kv_cache_tokens,
+            deterministic=deterministic,
+            seed=seed,
+            threads=threads,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+        )
+        target = resolve_device(options.device)
+        _use_threads(options, target)
+        self._set_up(*load(model, options.dtype, target), options)
+
+    @classmethod
+    def from_parts(cls, decoder: Model, tokenizer: Tokenizer, **options: Any) -> LLM:
+        """An engine around a decoder and a tokenizer of your own; options as in `LLM`, but for dtype and device."""
+        self = cls.__new__(cls)
+        checked = EngineOptions(**options)
+        _use_threads(checked, decoder.device)
+        self._set_up(decoder, tokenizer, checked)
+        return self
+
+    def _set_up(self, decoder: Model, tokenizer: Tokenizer, options: EngineOptions) -> None:
+        config, device = decoder.config, decoder.device
+        self.options = options
+        self.tokenizer = tokenizer
+        self.device = device
+        self.max_model_len = _context(options.max_model_len, config.max_model_len)
+        self.threads = torch.get_num_threads()
+        token_bytes = bytes_per_token(config, decoder.activation_dtype)
+        tokens = choose_tokens(options.kv_cache_tokens, self.max_model_len, token_bytes, free_memory(device))
+        self.kv_cache_tokens = tokens
+        self._kv_bytes = tokens * token_bytes
+        pool = KVPool(tokens // PAGE_SIZE + 1, PAGE_SIZE)
+        max_running = 1 if options.deterministic else options.max_running
+        max_batch_tokens = options.max_batch_tokens
+        if max_batch_tokens is None:
+            max_batch_tokens = max(BATCH_TOKENS[device.type], max_running)
+        scheduler = Scheduler(pool, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        builder = BatchBuilder(
+            max_tokens=max_batch_tokens,
+            max_sequences=max_running,
+            max_pages=min(pool.usable_pages, pool.pages_for(self.max_model_len)),
+            page_size=PAGE_SIZE,
+            device=device,
+        )
+        # A table with more rows than the tokenizer has ids is padded; the rest must never be sampled.
+        self._vocab_size = min(tokenizer.vocab_size, config.vocab_size)
+        self._sampler = Sampler(self._vocab_size, device, max_running)
+        kv = allocate(config, pool.num_pages, decoder.activation_dtype, device)
+        self._decoder = decoder
+        self._engine = Engine(scheduler, Runner(decoder, kv, builder, self._sampler))
+        self._serial = itertools.count()
+        self._chat_template: ChatTemplate | None = None
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to one prompt (text, in which control tokens count, or token ids) or to a list of them, in order.
+
+        Raises `ValueError` or `TypeError`, before anything runs, for prompts and parameters that cannot be served, and
+        `EngineError` if a step failed in another thread.
+        """
+        parsed = parse_prompts(prompts, self.tokenizer)
+        return self._run(parsed, params_for(sampling_params, len(parsed)))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to a conversation (messages with `role` and `content`) or to a list of them, in order.
+
+        What messages say never turns into control tokens. Errors as in `generate`, and `ChatTemplateError`.
+        """
+        several = isinstance(messages, Sequence) and len(messages) > 0 and isinstance(messages[0], Sequence)
+        conversations: Sequence[Any] = messages if several and not isinstance(messages[0], str) else [messages]
+        parsed = [self._render(conversation) for conversation in conversations]
+        return self._run(parsed, params_for(sampling_params, len(parsed)))
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[TextDelta]:
+        """The answer to one prompt as it comes: each delta is a `str`, and all of one sample join to its text.
+
+        A prompt or parameter that cannot be served raises here; the request starts with the first `next`, and closing
+        the iterator ends it.
+        """
+        return self._stream(parse_prompt(prompt, self.tokenizer), params_for(sampling_params, 1)[0])
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[TextDelta]:
+        """The answer to one conversation as it comes; see `stream` and `chat`."""
+        return self._stream(self._render(messages), params_for(sampling_params, 1)[0])
+
+    def explain(self) -> EngineExplanation:
+        """Which row runs each op of this model here, and why; `str()` is a report, `json()` the same as data."""
+        decoder = self._decoder
+        activations = str(decoder.activation_dtype).removeprefix("torch.")
+        settings = {
+            "device": str(self.device),
+            "dtype": f"{self.options.dtype} (activations and cache {activations})",
+            "threads": self.threads,
+            "context": f"{self.max_model_len} tokens",
+            "cache": f"{self.kv_cache_tokens} tokens",
+            "step": f"at most {self._engine.scheduler.max_batch_tokens} tokens, "
+            f"{self._engine.scheduler.max_running} requests",
+            "deterministic": self.options.deterministic,
+        }
+        memory = {**decoder.memory(), "kv_cache": self._kv_bytes}
+        return EngineExplanation(settings, memory, [*decoder.bindings(), *self._sampler.bindings()])
+
+    def stats(self, *, every: int = 8) -> Stats:
+        """Measure while a `with` block runs: `with llm.stats() as stats: llm.generate(...)`, then `stats.report()`.
+
+        every: of the decode steps, one in so many is timed op by op, which slows that step; rates leave it out.
+        """
+        return Stats(self._engine, (self._decoder, self._sampler), self.device, every=every)
+
+    def _render(self, messages: Sequence[Message]) -> ParsedPrompt:
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate(self.tokenizer)
+        prompt = self._chat_template.render(messages)
+        return ParsedPrompt(prompt.text, prompt.token_ids)
+
+    def _jobs(
+        self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams], *, streamed: bool = False
+    ) -> list[Job]:
+        """Jobs for the prompts, none of them submitted; raises for whatever could not run."""
+        limits = []
+        for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+            what = f"prompt {i}" if len(prompts) > 1 else "prompt"
+            check_length(what, len(prompt.ids), self.max_model_len)
+            sampling.check_vocab(self._vocab_size)
+            limit = self.max_model_len
+            if sampling.max_tokens is not None:
+                limit = min(limit, len(prompt.ids) + sampling.max_tokens)
+            self._engine.scheduler.check_fits(limit - 1)  # the last token of an answer is never computed
+            limits.append(limit)
+        jobs = []
+        for prompt, sampling, limit in zip(prompts, params, limits, strict=True):
+            serial = next(self._serial)
+            own = (self.options.seed, serial + 1) if sampling.seed is None else (sampling.seed,)
+            jobs.append(
+                Job(
+                    str(serial),
+                    prompt.text,
+                    prompt.ids,
+                    sampling,
+                    vocabulary=self.tokenizer,
+                    end_ids=self.tokenizer.end_ids,
+                    key=request_key(*own),
+                    max_len=limit,
+                    arrival=now(),
+                    streamed=streamed,
+                )
+            )
+        return jobs
+
+    def _run(self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+        jobs = self._jobs(prompts, params)
+        try:
+            for job in jobs:
+                self._engine.submit(job)
+            self._engine.drive(lambda: all(job.finished for job in jobs))
+        finally:
+            self._engine.abort(jobs)
+        for job in jobs:
+            _raise_failure(job)
+        return [job.output() for job in jobs]
+
+    def _stream(self, prompt: ParsedPrompt, params: SamplingParams) -> Iterator[TextDelta]:
+        (job,) = self._jobs([prompt], [params], streamed=True)
+        return self._deltas(job)
+
+    def _deltas(self, job: Job) -> Iterator[TextDelta]:
+        job.metrics.arrival = now()
+        self._engine.submit(job)
+        try:
+            finished = False
+            while not finished:
+                self._engine.drive(lambda: job.has_news)
+                _raise_failure(job)
+                finished = job.finished  # read first: once it is true, every event is in
+                yield from job.deltas()
+        finally:
+            self._engine.abort([job])
+
+
+def _use_threads(options: EngineOptions, device: torch.device) -> None:
+    """Torch's threads are the process's; a GPU engine leaves them alone unless asked."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    elif device.type == "cpu":
+        torch.set_num_threads(default_threads())
+
+
+def _raise_failure(job: Job) -> None:
+    if job.failure is not None:
+        raise EngineError(f"a step failed in another thread: {job.failure}") from job.failure
+
+
+def _context(asked: int | None, trained: int) -> int:
+    if asked is None:
+        return trained
+    if asked > trained:
+        raise ValueError(f"max_model_len={asked} exceeds the {trained} tokens that this model was trained for")
+    return asked

@@ -1,0 +1,89 @@
+"""Every default of the engine, in one table that `LLM`, the command line and the server read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+
+PAGE_SIZE: Final = 16
+"""Tokens per page of the key/value cache."""
+
+KV_MEMORY_SHARE: Final = 0.5
+"""Of the memory that is free once the weights are loaded, the most that a cache of default size takes."""
+
+KV_CONTEXTS: Final = 4
+"""A cache of default size holds at most this many contexts of full length."""
+
+BATCH_TOKENS: Final = {"cpu": 512, "cuda": 8192}
+"""Tokens of one step by device type: long enough for the prefill GEMM, short enough for the requests that decode."""
+
+_DTYPE_LABELS: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine runs; the defaults are the product's.
+
+    dtype: `auto` (on CPU the fastest verified mix, on CUDA the checkpoint's), or a label in either spelling.
+    device: `auto` (cuda where there is one), `cpu`, `cuda`, `cuda:1`. max_model_len: longest prompt plus answer in
+    tokens; None is the model's own context. kv_cache_tokens: tokens that the cache holds; None sizes it by the free
+    memory. deterministic: one request at a time, so that a result depends, bit for bit, on its request alone and not on
+    what else is running; costs throughput. seed: for requests without their own; the same calls in the same order give
+    the same tokens. threads: compute threads on CPU (process-wide, as torch has them); None is
+    `platform.default_threads()`. max_batch_tokens: most tokens of one step; a longer prompt is prefilled in chunks.
+    None is `BATCH_TOKENS` of the device. max_running: most requests in a step.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    kv_cache_tokens: int | None = None
+    deterministic: bool = False
+    seed: int = 0
+    threads: int | None = None
+    max_batch_tokens: int | None = None
+    max_running: int = 64
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, str):  # torch.float32 and the like
+            object.__setattr__(self, "dtype", str(self.dtype))
+        name = self.dtype.removeprefix("torch.")
+        object.__setattr__(self, "dtype", _DTYPE_LABELS.get(name, name))
+        if self.dtype not in DTYPES:
+            known = ", ".join((*DTYPES, *_DTYPE_LABELS))
+            raise ValueError(f"dtype={name!r} is not known; use one of {known}")
+        if not isinstance(self.device, str):  # a torch.device
+            object.__setattr__(self, "device", str(self.device))
+        if not isinstance(self.deterministic, bool):
+            raise ValueError(f"deterministic={self.deterministic!r}: use True or False")
+        _check_int("seed", self.seed, None)
+        for name in ("max_model_len", "kv_cache_tokens", "threads", "max_batch_tokens"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 1)
+        _check_int("max_running", self.max_running, 1)
+        if self.max_batch_tokens is not None and self.max_batch_tokens < self.max_running:
+            raise ValueError(
+                f"max_batch_tokens={self.max_batch_tokens} is below max_running={self.max_running}: a step could not "
+                "give each running request its token; raise the first or lower the second"
+            )
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> EngineOptions:
+        """Options from keywords; an unknown one is a `TypeError` that lists the known ones."""
+        known = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"unknown option {name!r}; known: {', '.join(known)}")
+        return cls(**options)
+
+
+def _check_int(name: str, value: object, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r}: use an integer")
+    if least is not None and value < least:
+        raise ValueError(f"{name}={value}: use {least} or more")
+
+
+DEFAULTS: Final = EngineOptions()
