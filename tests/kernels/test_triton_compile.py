@@ -19,8 +19,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from examples import EXAMPLES
-from triton_compile import (
+from tests.kernels.examples import EXAMPLES
+from tests.kernels.triton_compile import (
     DTYPES,
     SHARED_LIMIT,
     Launch,
@@ -29,6 +29,8 @@ from triton_compile import (
     record,
     static_shared_memory,
 )
+
+pytestmark = pytest.mark.compiles
 
 OPS = {op.id: op for op in registry.ops()}
 

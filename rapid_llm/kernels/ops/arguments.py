@@ -106,7 +106,7 @@ def merge_dims(shape: Sequence[int], *strides: Sequence[int]) -> list[tuple[int,
 def walk(
     shape: Sequence[int], keep: int, *tensors: torch.Tensor
 ) -> Iterator[tuple[list[tuple[int, ...]], list[torch.Tensor]]]:
-    """Cut a walk over `shape` into launches that count `keep` dimensions each; (dims, tensors to point with) per launch.
+    """Cut a walk over `shape` into launches that count `keep` dimensions each: (dims, tensors to point with).
 
     `tensors` begin with the dimensions of `shape`; dims are (size, stride, ...) as of `merge_dims`, padded in front to
     `keep`. Nearly always one launch: more only where over `keep` dimensions cannot be merged. The tensors given back
