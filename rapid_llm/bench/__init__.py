@@ -10,6 +10,7 @@ from .errors import BenchError, MachineBusyError, ResolutionError, SlowThreadsEr
 from .host import HostResult, bench_host
 from .load import Load, LoadWatch, require_idle
 from .machine import machine_record, machine_slug
+from .process import bench_process, first_call, import_time
 from .report import print_figures
 from .results import Figure, Run, result_path, write_json
 from .summary import Summary, summarise
@@ -30,7 +31,10 @@ __all__ = [
     "SlowThreadsError",
     "Summary",
     "bench_host",
+    "bench_process",
     "compare",
+    "first_call",
+    "import_time",
     "machine_record",
     "machine_slug",
     "print_figures",

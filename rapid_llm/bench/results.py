@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,12 +57,13 @@ class Figure:
 class Run:
     """One run of a benchmark: refuses a busy machine at the start, collects figures, knows the load until its end.
 
-    name: of the result file. force_busy: measure on a busy machine, and let the record say so. Raises
-    `MachineBusyError` or `SlowThreadsError` at construction.
+    name: of the result file. command: how to repeat it. force_busy: measure on a busy machine, and let the record say
+    so. Raises `MachineBusyError` or `SlowThreadsError` at construction.
     """
 
-    def __init__(self, name: str, *, force_busy: bool = False, threads_checked: bool = True) -> None:
+    def __init__(self, name: str, *, command: str = "", force_busy: bool = False, threads_checked: bool = True) -> None:
         self.name = name
+        self.command = command
         self.force_busy = force_busy
         self.figures: list[Figure] = []
         self.extra: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class Run:
         return {
             "schema": SCHEMA,
             "name": self.name,
-            "command": " ".join([Path(sys.executable).name, "-m", _module_name(), *sys.argv[1:]]),
+            "command": self.command,
             "machine": machine_record(),
             "load": {"before": self.before.json(), "during": during.json(), "limit": BUSY_LIMIT},
             "disturbed": None if during.others is None else during.others > BUSY_LIMIT,
@@ -126,9 +126,3 @@ def _plain(value: object) -> object:
     if callable(item):
         return item()
     raise TypeError(f"{type(value).__name__} {value!r} has no JSON form")
-
-
-def _module_name() -> str:
-    """The module that `python -m` runs, else the script's path."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec.name if spec is not None else sys.argv[0]
