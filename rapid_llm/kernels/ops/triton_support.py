@@ -1,47 +1,60 @@
-"""Everything that native rows share about Triton: whether it can be used here, one launch door, and the fall to PyTorch.
+"""What native rows share about Triton: whether it can be used here, one launch door, and the fall to PyTorch.
 
-The floor cannot fail: where Triton is absent or cannot build a kernel (no C compiler, no Python.h, a read-only cache), the
+The floor cannot fail: where Triton is absent or cannot build a kernel (no C compiler, no Python.h, an old driver), the
 native row of that op answers through PyTorch, and the reason is kept for `explain()`. Errors of a launch itself (out of
 memory, an illegal address) are never caught.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
-import os
+import shutil
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from rapid_llm.kernels.registry import notes
+from rapid_llm import settings
+from rapid_llm.kernels.registry import StrictFallbackError, UnknownOpError, notes, rows
 
 _log = logging.getLogger(__name__)
+
+MAX_GRID_X = 2**31 - 1
+"""CUDA's limit on grid[0]."""
 
 MAX_GRID_YZ = 65_535
 """CUDA's limit on grid[1] and grid[2]."""
 
 
 class _Missing:
-    """Stands for `triton` and `triton.language` where Triton is absent: decorators pass through, nothing launches."""
+    """Stands for `triton` and `triton.language` where Triton is absent: kernels can be declared, nothing launches."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # introspection (inspect, copy, pickle, doctest) must not take this for anything
+            raise AttributeError(name)
         return _Missing()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As a decorator, with or without arguments, hand back the function; as anything else, another stand-in."""
         return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else _Missing()
 
 
 try:
     import triton
     import triton.language as tl
-    from triton.runtime.errors import OutOfResources
+    from triton.runtime.errors import OutOfResources, PTXASError
 
     MISSING_REASON = ""
+    INTERPRETED: bool = triton.knobs.runtime.interpret
+    _TOO_BIG: tuple[type[BaseException], ...] = (OutOfResources,)
     _BUILD_ERRORS: tuple[type[BaseException], ...] = (
         triton.CompilationError,
         OutOfResources,
+        PTXASError,
         subprocess.CalledProcessError,
         OSError,
         ImportError,
@@ -49,35 +62,48 @@ try:
 except Exception as error:  # any failure of a foreign import means "no Triton here"; the text is kept
     triton = tl = _Missing()
     MISSING_REASON = f"{type(error).__name__}: {error}"
-    _BUILD_ERRORS = ()
+    INTERPRETED = False
+    _TOO_BIG = _BUILD_ERRORS = ()
 
-INTERPRETED = not MISSING_REASON and os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's interpreter is on: CPU tensors take the Triton path, for tests."""
+# `INTERPRETED`: Triton's interpreter is on (TRITON_INTERPRET=1); CPU tensors take the Triton path, for tests.
+
+_BUILD_TEXTS = ("C compiler", "PTX", "no kernel image", "kernel image is invalid", "active drivers", "libcuda.so")
+"""Parts of the plain RuntimeErrors and AssertionErrors by which Triton says that it cannot build or load here."""
 
 _recorder: Callable[..., None] | None = None
 _broken: dict[str, str] = {}
+_moved_cache: list[str] = []
 
 
 def use_triton(op: str, tensor: torch.Tensor) -> bool:
     """Whether `op` runs its Triton kernel for this tensor; False on CPU, without Triton, or once a build failed."""
     if not (tensor.is_cuda or INTERPRETED or _recorder is not None):
         return False
-    if MISSING_REASON:
+    if MISSING_REASON and op not in _broken:
         _fall(op, f"Triton cannot be imported: {MISSING_REASON}")
     return op not in _broken
 
 
+def broken() -> Mapping[str, str]:
+    """Ops whose Triton path is off in this process, with the reason."""
+    return MappingProxyType(_broken)
+
+
 def attempt(op: str, run: Callable[..., None], *args: Any) -> bool:
-    """Run `run(*args)`, which launches kernels; False (and a note) if Triton cannot build them on this machine."""
+    """Run `run(*args)`, which launches kernels; False (and a note) if Triton cannot build them on this machine.
+
+    A build fails before its launch does anything, so an in-place op of one launch can then be done by PyTorch. One of
+    several launches must not change its arguments before the last kernel is built.
+    """
     try:
         run(*args)
-    except _BUILD_ERRORS as error:
-        _fall(op, f"Triton cannot build its kernel: {type(error).__name__}: {str(error)[:500]}")
-        return False
-    except RuntimeError as error:
-        if "C compiler" not in str(error):  # Triton's plain RuntimeError where no cc is found
+    except Exception as error:
+        if not (isinstance(error, _BUILD_ERRORS) or _says_build(error)):
             raise
-        _fall(op, f"Triton cannot build its kernel: {error}")
+        if isinstance(error, OSError) and _move_cache(op, error):
+            return attempt(op, run, *args)
+        reason = f"Triton cannot build its kernel: {type(error).__name__}: {str(error)[:500]}"
+        _fall(op, reason, this_call_only=isinstance(error, _TOO_BIG))
         return False
     return True
 
@@ -86,15 +112,16 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
     """Launch `kernel[grid](*args, **meta)` on `device`; an empty grid launches nothing."""
     if 0 in grid:
         return
-    if any(n > MAX_GRID_YZ for n in grid[1:]):
-        raise ValueError(f"{kernel.__name__}: grid {grid} exceeds {MAX_GRID_YZ} in its second or third axis")
+    if grid[0] > MAX_GRID_X or (len(grid) > 1 and max(grid[1:]) > MAX_GRID_YZ):
+        raise ValueError(f"{kernel.__name__}: grid {grid} exceeds CUDA's limits ({MAX_GRID_X}, then {MAX_GRID_YZ})")
+    index = device.index
     if _recorder is not None:
         _recorder(kernel, grid, args, meta)
-    elif device.type == "cuda" and device.index != torch.cuda.current_device():
+    elif index is None or index == torch.cuda.current_device():
+        kernel[grid](*args, **meta)
+    else:
         with torch.cuda.device(device):
             kernel[grid](*args, **meta)
-    else:
-        kernel[grid](*args, **meta)
 
 
 def record_launches(recorder: Callable[..., None] | None) -> None:
@@ -103,8 +130,43 @@ def record_launches(recorder: Callable[..., None] | None) -> None:
     _recorder = recorder
 
 
-def _fall(op: str, reason: str) -> None:
-    if op not in _broken:
+def _says_build(error: Exception) -> bool:
+    return isinstance(error, (RuntimeError, AssertionError)) and any(text in str(error) for text in _BUILD_TEXTS)
+
+
+def _move_cache(op: str, error: OSError) -> bool:
+    """Give Triton a private cache after the first failure to use its own (a read-only home, a full or foreign disk)."""
+    if _moved_cache:
+        return False
+    try:
+        private = tempfile.mkdtemp(prefix="rapid_llm-triton-")
+    except OSError:
+        return False
+    _moved_cache.append(private)
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    text = f"Triton's cache {triton.knobs.cache.dir} cannot be used ({error}); kernels are rebuilt in each process"
+    triton.knobs.cache.dir = private
+    _note(op, text)
+    _log.warning("%s. Set TRITON_CACHE_DIR to a folder that can be written.", text)
+    return True
+
+
+def _fall(op: str, reason: str, *, this_call_only: bool = False) -> None:
+    if settings.strict():
+        raise StrictFallbackError(f"native/{op} would answer through PyTorch, and RAPID_LLM_STRICT is set. {reason}")
+    if not this_call_only:
         _broken[op] = reason
-        notes.add(f"native/{op}", reason)
+    if _note(op, reason):
         _log.warning("native/%s answers through PyTorch on this device. %s", op, reason)
+
+
+def _note(op: str, text: str) -> bool:
+    """Keep `text` for the op's native rows; False if it was there."""
+    try:
+        native = [row.name for row in rows(op) if row.is_native]
+    except UnknownOpError:
+        native = [f"native/{op}"]
+    new = any(text not in notes.of(name) for name in native)
+    for name in native:
+        notes.add(name, text)
+    return new
