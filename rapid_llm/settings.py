@@ -50,6 +50,12 @@ TABLE: Final = (
         "The same for one op, whose dots become underscores: RAPID_LLM_ATTENTION_DECODE_BACKEND=native.",
     ),
     Setting(
+        "RAPID_LLM_JIT",
+        "auto or off",
+        "auto",
+        "off: no kernel is compiled on this machine, and rows that would need it are out.",
+    ),
+    Setting(
         "RAPID_LLM_STRICT",
         "1 or 0",
         "0",
@@ -76,6 +82,14 @@ def cache_dir() -> Path:
 def strict() -> bool:
     """Whether a fall to the floor is an error."""
     return _flag("RAPID_LLM_STRICT")
+
+
+def jit() -> str:
+    """`auto` (kernels may be compiled on first use) or `off`."""
+    text = os.environ.get("RAPID_LLM_JIT", "").strip().lower() or "auto"
+    if text not in ("auto", "off"):
+        raise SettingError(f"RAPID_LLM_JIT={text!r}: use auto or off")
+    return text
 
 
 def trace_file() -> Path | None:

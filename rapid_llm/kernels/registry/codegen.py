@@ -85,6 +85,8 @@ def source(op: OpSpec) -> str:
         "    try:",
         f"        row = _cache[{_key(op)}]",
         "    except (KeyError, AttributeError):",
+        "        row = None  # decided below, outside, so that an error there does not drag this one along",
+        "    if row is None:",
         f"        row = _miss({everything})",
         f"    return row({call})",
     ]

@@ -159,6 +159,7 @@ def _imports(row: KernelSpec) -> bool:
         load_target(row.name)
     except ImportError as error:
         _broken[row.name] = str(error)
+        _log.warning("%s is out: %s", row.name, error)
         return False
     return True
 

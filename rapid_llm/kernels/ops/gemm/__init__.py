@@ -1,6 +1,6 @@
 """Linear layers over dense and GGUF block-quantised weights."""
 
-from rapid_llm.kernels.registry import KernelSpec, Numerics, OpSpec, Out, register
+from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
 
@@ -43,5 +43,24 @@ register(
             priority=0,
         )
         for scheme in SCHEMES
+    ),
+)
+
+register(
+    *(
+        KernelSpec(
+            name=f"cpp/linear.{scheme}",
+            op="linear",
+            backend="cpp",
+            target="rapid_llm.kernels.ops.gemm.linear_cpp:linear",
+            available="rapid_llm.kernels.cpp:available",
+            devices=("cpu",),
+            dtypes=("fp32",),
+            schemes=(scheme,),
+            layout=("input:last_dim_contiguous", "weight:last_dim_contiguous"),
+            shape=Shape(prefer=(Dim("tokens", max=8),)),
+            priority=30,
+        )
+        for scheme in ("q8_0", "q4_0", "q4_1")
     ),
 )

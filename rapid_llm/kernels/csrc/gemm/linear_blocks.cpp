@@ -1,0 +1,185 @@
+// Linear layers over GGUF block-quantised weights for x86 CPUs, fp32 input and output.
+//
+// Why not Triton or plain PyTorch: there is no Triton on CPU, and PyTorch would write the dequantised weight to memory and
+// read it again, which costs several times the bytes of the weight itself. Here a block of 32 weights is decoded in
+// registers, with the same rounding as dequantising it in fp32, and used at once for up to four rows of the input.
+//
+// Formats (block_formats.py has the numbers): q8_0 is fp16 d, 32 int8 q, w = d*q. q4_0 is fp16 d, 16 bytes,
+// w = d*(q - 8). q4_1 is fp16 d, fp16 m, 16 bytes, w = d*q + m. Low nibbles are weights 0..15, high nibbles 16..31.
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int kBlock = 32;
+
+#if defined(__AVX512F__)
+using Vec = __m512;
+constexpr int kLanes = 16;
+inline Vec zero() { return _mm512_setzero_ps(); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec all(__m128 v) { return _mm512_broadcastss_ps(v); }
+inline float sum(Vec a, Vec b) { return _mm512_reduce_add_ps(_mm512_add_ps(a, b)); }
+// Widen 16 bytes to one vector.
+inline void from_u8(__m128i bytes, Vec* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)); }
+inline void from_s8(__m128i bytes, Vec* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+#else
+using Vec = __m256;
+constexpr int kLanes = 8;
+inline Vec zero() { return _mm256_setzero_ps(); }
+inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec all(__m128 v) { return _mm256_broadcastss_ps(v); }
+inline float sum(Vec a, Vec b) {
+  const Vec v = _mm256_add_ps(a, b);
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+// Widen 16 bytes to two vectors.
+inline void from_u8(__m128i bytes, Vec* out) {
+  out[0] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+  out[1] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes)));
+}
+inline void from_s8(__m128i bytes, Vec* out) {
+  out[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  out[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)));
+}
+#endif
+
+constexpr int kVecs = kBlock / kLanes;
+
+inline __m128i bytes16(const std::uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+
+inline __m128 halves(const std::uint8_t* p, int count) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, p, 2 * count);
+  return _mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(bits)));
+}
+
+inline void nibbles(const std::uint8_t* p, Vec* w) {
+  const __m128i mask = _mm_set1_epi8(15);
+  const __m128i q = bytes16(p);
+  from_u8(_mm_and_si128(q, mask), w);
+  from_u8(_mm_and_si128(_mm_srli_epi16(q, 4), mask), w + kVecs / 2);
+}
+
+struct Q8_0 {
+  static constexpr int kBytes = 34;
+  static void decode(const std::uint8_t* p, Vec* w) {
+    const Vec d = all(halves(p, 1));
+    from_s8(bytes16(p + 2), w);
+    from_s8(bytes16(p + 18), w + kVecs / 2);
+    for (int i = 0; i < kVecs; ++i) w[i] = mul(d, w[i]);
+  }
+};
+
+struct Q4_0 {
+  static constexpr int kBytes = 18;
+  static void decode(const std::uint8_t* p, Vec* w) {
+    const __m128 d = halves(p, 1);
+    // d*(q - 8) is exact in fp32, and so is d*q - 8*d evaluated by one fused operation.
+    const Vec scale = all(d), shift = all(_mm_mul_ss(d, _mm_set_ss(-8.0f)));
+    nibbles(p + 2, w);
+    for (int i = 0; i < kVecs; ++i) w[i] = fma(scale, w[i], shift);
+  }
+};
+
+struct Q4_1 {
+  static constexpr int kBytes = 20;
+  static void decode(const std::uint8_t* p, Vec* w) {
+    const __m128 dm = halves(p, 2);
+    const Vec scale = all(dm), shift = all(_mm_movehdup_ps(dm));
+    nibbles(p + 4, w);
+    // d*q is exact in fp32, so the fused operation rounds d*q + m once, as dequantising does.
+    for (int i = 0; i < kVecs; ++i) w[i] = fma(scale, w[i], shift);
+  }
+};
+
+// Rows of the weight x rows of the input at once; each result has two accumulators to hide the latency of fma.
+template <class Format, int kRows, int kTokens>
+inline void tile(const std::uint8_t* weight, std::int64_t weight_stride, const float* input, std::int64_t input_stride,
+                 std::int64_t blocks, const float* bias, float* out, std::int64_t out_stride) {
+  Vec acc[kRows][kTokens][2];
+  for (int r = 0; r < kRows; ++r)
+    for (int t = 0; t < kTokens; ++t) acc[r][t][0] = acc[r][t][1] = zero();
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    for (int r = 0; r < kRows; ++r) {
+      Vec w[kVecs];
+      Format::decode(weight + r * weight_stride + b * Format::kBytes, w);
+      for (int t = 0; t < kTokens; ++t) {
+        const float* x = input + t * input_stride + b * kBlock;
+        for (int i = 0; i < kVecs; ++i) acc[r][t][i & 1] = fma(w[i], load(x + i * kLanes), acc[r][t][i & 1]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int t = 0; t < kTokens; ++t)
+      out[t * out_stride + r] = sum(acc[r][t][0], acc[r][t][1]) + (bias == nullptr ? 0.0f : bias[r]);
+}
+
+template <class Format>
+void rows(const std::uint8_t* weight, std::int64_t weight_stride, const float* input, std::int64_t input_stride,
+          std::int64_t tokens, std::int64_t blocks, const float* bias, float* out, std::int64_t out_stride,
+          std::int64_t first, std::int64_t last) {
+  for (std::int64_t n = first; n < last;) {
+    const bool two = n + 2 <= last;
+    const std::uint8_t* w = weight + n * weight_stride;
+    const float* c = bias == nullptr ? nullptr : bias + n;
+    std::int64_t t = 0;
+    for (; t + 4 <= tokens; t += 4) {
+      const float* x = input + t * input_stride;
+      tile<Format, 1, 4>(w, weight_stride, x, input_stride, blocks, c, out + t * out_stride + n, out_stride);
+      if (two)
+        tile<Format, 1, 4>(w + weight_stride, weight_stride, x, input_stride, blocks, c == nullptr ? c : c + 1,
+                           out + t * out_stride + n + 1, out_stride);
+    }
+    for (; t < tokens; ++t) {
+      const float* x = input + t * input_stride;
+      float* y = out + t * out_stride + n;
+      if (two)
+        tile<Format, 2, 1>(w, weight_stride, x, input_stride, blocks, c, y, out_stride);
+      else
+        tile<Format, 1, 1>(w, weight_stride, x, input_stride, blocks, c, y, out_stride);
+    }
+    n += two ? 2 : 1;
+  }
+}
+
+template <class Format>
+void linear(const std::uint8_t* weight, std::int64_t weight_stride, const float* input, std::int64_t input_stride,
+            std::int64_t tokens, std::int64_t features, std::int64_t outputs, const float* bias, float* out,
+            std::int64_t out_stride, int threads) {
+  const std::int64_t blocks = features / kBlock;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const std::int64_t parts = omp_get_num_threads(), part = omp_get_thread_num();
+    // Whole 64-byte lines of the output per thread, so that no two threads write one line.
+    const std::int64_t share = ((outputs + parts - 1) / parts + 15) / 16 * 16;
+    const std::int64_t first = part * share < outputs ? part * share : outputs;
+    const std::int64_t last = first + share < outputs ? first + share : outputs;
+    rows<Format>(weight, weight_stride, input, input_stride, tokens, blocks, bias, out, out_stride, first, last);
+  }
+}
+
+}  // namespace
+
+// Strides of input and out in elements, of weight in bytes; the last dimension of each is dense. `bias` may be null.
+#define RAPID_LLM_LINEAR(name, Format)                                                                              \
+  extern "C" void name(const std::uint8_t* weight, std::int64_t weight_stride, const float* input,                 \
+                       std::int64_t input_stride, std::int64_t tokens, std::int64_t features, std::int64_t outputs, \
+                       const float* bias, float* out, std::int64_t out_stride, int threads) {                       \
+    linear<Format>(weight, weight_stride, input, input_stride, tokens, features, outputs, bias, out, out_stride,    \
+                   threads);                                                                                        \
+  }
+
+RAPID_LLM_LINEAR(linear_q8_0, Q8_0)
+RAPID_LLM_LINEAR(linear_q4_0, Q4_0)
+RAPID_LLM_LINEAR(linear_q4_1, Q4_1)
