@@ -1,0 +1,145 @@
+"""What prefill and decode share on the host: argument checks, device facts, and a sequence's keys as plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from rapid_llm.kernels.ops import triton_support
+from rapid_llm.kernels.ops.arguments import check_tensor, check_written
+from rapid_llm.kernels.registry import ArgumentError
+
+LOG2_E: Final = 1.4426950408889634
+
+INTERPRETER_MULTIPROCESSORS: Final = 4
+"""Stands for the GPU's count where there is no GPU, so that split launches stay small enough to interpret."""
+
+_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+_INTEGERS = frozenset((torch.int32, torch.int64))
+_multiprocessors: dict[torch.device, int] = {}
+
+
+def check_attention(
+    op: str,
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+) -> None:
+    """Raise `ArgumentError` for shapes, dtypes or devices that would make the result silently wrong."""
+    dtype, device = query.dtype, query.device
+    if dtype not in _DTYPES:
+        raise ArgumentError(f"{op}: query has dtype {dtype}; use float32, float16 or bfloat16")
+    if k_cache.dtype != dtype or v_cache.dtype != dtype:
+        raise ArgumentError(
+            f"{op}: query is {dtype}, the caches are {k_cache.dtype} and {v_cache.dtype}; use one dtype"
+        )
+    shape, cache_shape = query.shape, k_cache.shape
+    if len(shape) != 3 or len(cache_shape) != 4:
+        raise ArgumentError(
+            f"{op}: query must be (tokens, heads, head_dim) and the caches (pages, page_size, kv_heads, head_dim), "
+            f"got {tuple(shape)} and {tuple(cache_shape)}"
+        )
+    if v_cache.shape != cache_shape:
+        raise ArgumentError(
+            f"{op}: k_cache and v_cache must have the same shape: got {tuple(cache_shape)} and {tuple(v_cache.shape)}"
+        )
+    if shape[2] != cache_shape[3] or cache_shape[2] == 0 or shape[1] % cache_shape[2]:
+        raise ArgumentError(
+            f"{op}: query {tuple(shape)} does not fit caches {tuple(cache_shape)}: head_dim must be equal and the "
+            "query heads a multiple of the kv heads"
+        )
+    sequences = seq_lens.shape[0]
+    if seq_lens.ndim != 1 or block_table.ndim != 2 or block_table.shape[0] != sequences:
+        raise ArgumentError(
+            f"{op}: seq_lens must be (sequences,) and block_table (sequences, max_pages), "
+            f"got {tuple(seq_lens.shape)} and {tuple(block_table.shape)}"
+        )
+    if seq_lens.dtype not in _INTEGERS or block_table.dtype not in _INTEGERS:
+        raise ArgumentError(f"{op}: seq_lens is {seq_lens.dtype}, block_table {block_table.dtype}; use int32")
+    for tensor in (k_cache, v_cache, seq_lens, block_table):
+        if tensor.device != device:
+            where = "CUDA device" if query.is_cuda else "device"
+            raise ArgumentError(f"{op}: all tensors must be on the same {where}, {device}: got {tensor.device}")
+
+
+def allocate(op: str, query: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The result tensor: `out` once checked, else new and contiguous."""
+    if out is None:
+        return torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    check_tensor(op, "out", out, query, query.shape)
+    check_written(op, "out", out)
+    return out
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of `device`."""
+    count = _multiprocessors.get(device)
+    if count is None:
+        if device.type != "cuda":
+            return INTERPRETER_MULTIPROCESSORS
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        if device.index is not None:  # a bare "cuda" means whichever device is current
+            _multiprocessors[device] = count
+    return count
+
+
+def probability_parts(dtype: torch.dtype) -> dict[str, int]:
+    """How `attend_block` multiplies probabilities by values of `dtype`."""
+    if dtype == torch.float32 or (dtype == torch.bfloat16 and triton_support.INTERPRETED):
+        return {"PARTS": 0, "SHIFT": 0}  # the interpreter's bf16 products are wrong
+    return {"PARTS": 3, "SHIFT": 0} if dtype == torch.bfloat16 else {"PARTS": 2, "SHIFT": 15}
+
+
+def loops_by_while() -> bool:
+    """Triton 3.6's interpreter under numpy 2.4 or later refuses ranges with bounds that are known only at run time."""
+    if not triton_support.INTERPRETED:
+        return False
+    return tuple(int(part) for part in triton_support.triton.__version__.split(".")[:2]) < (3, 7)
+
+
+def sequence_heads(cache: torch.Tensor, pages: Sequence[int], length: int) -> torch.Tensor:
+    """The first `length` rows of a sequence, (1, kv_heads, length, head_dim): a view where pages are consecutive."""
+    _, page_size, heads, dim = cache.shape
+    page_stride, row_stride, head_stride, dim_stride = cache.stride()
+    first = pages[0]
+    if page_stride == page_size * row_stride and list(pages) == list(range(first, first + len(pages))):
+        start = cache.storage_offset() + first * page_stride
+        return cache.as_strided((1, heads, length, dim), (0, head_stride, row_stride, dim_stride), start)
+    index = torch.tensor(pages, dtype=torch.int64, device=cache.device)
+    rows = cache.index_select(0, index).view(len(pages) * page_size, heads, dim)
+    return rows[:length].transpose(0, 1).unsqueeze(0)
+
+
+def check_pages(op: str, sequence: int, length: int, max_pages: int, pages: Sequence[int], cache: torch.Tensor) -> None:
+    """Raise `ArgumentError` where a sequence is longer than its table or the table names a page that does not exist."""
+    if length > max_pages * cache.shape[1]:
+        raise ArgumentError(
+            f"{op}: sequence {sequence} has {length} keys, its block_table row {max_pages} pages of {cache.shape[1]}"
+        )
+    if min(pages) < 0 or max(pages) >= cache.shape[0]:
+        raise ArgumentError(
+            f"{op}: the block table of sequence {sequence} names pages {min(pages)} to {max(pages)}; "
+            f"the cache has pages 0 to {cache.shape[0] - 1}"
+        )
+
+
+def attend_exactly(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention in fp64, where neither TF32 nor a fused kernel's choices can enter; the answer where Triton is absent.
+
+    query: (batch, heads, rows, dim); keys, values: (batch, kv_heads, length, dim); hidden: bool, broadcastable to
+    (batch, kv_heads, group, rows, length), True where a query must not look. Rows that see nothing give zeros. Returns
+    fp64 of query's shape.
+    """
+    batch, heads, rows, dim = query.shape
+    kv_heads, length = keys.shape[1:3]
+    grouped = query.double().reshape(batch, kv_heads, heads // kv_heads * rows, dim)
+    scores = (grouped @ keys.double().transpose(2, 3) * scale).view(batch, kv_heads, -1, rows, length)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    weights = torch.softmax(scores, -1).masked_fill(hidden.expand_as(scores).all(-1, keepdim=True), 0.0)
+    return (weights.view(batch, kv_heads, -1, length) @ values.double()).view(batch, heads, rows, dim)
