@@ -1,0 +1,281 @@
+"""Every command of `rapid-llm`: its arguments, its help, its example. What a command does is in a module of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from .support import guarded
+
+MAX_TOKENS: Final = 256
+"""The command line's own limit on an answer: the library's is for programs, and too short to read."""
+
+TEMPERATURE: Final = 0.0
+"""The command line's own temperature: the same question gives the same answer."""
+
+
+def _group(help_text: str) -> typer.Typer:
+    return typer.Typer(
+        help=help_text,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _example(*lines: str) -> str:
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+app = _group("LLM inference in which every operator is a declared, verified and measured choice.")
+kernels = _group("Implementations of each operator: which there are, which runs.")
+models = _group("Models: list, fetch, look into a file.")
+app.add_typer(kernels, name="kernels")
+app.add_typer(models, name="models")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from .version import version
+
+        print(f"rapid-llm {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="A known name, or the path of a GGUF file. Default: SmolLM2 135M.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16. float32 is exact; auto is fastest.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[int | None, typer.Option(help="Compute threads on CPU. Default: what this machine grants.")]
+Context = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt plus answer, in tokens.")]
+MaxTokens = Annotated[int, typer.Option(help="At most this many tokens of answer.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most probable token; 1 samples as the model says.")]
+TopK = Annotated[int | None, typer.Option(help="Sample among the K most probable tokens. Default: off.")]
+TopP = Annotated[float | None, typer.Option(help="Sample among the fewest tokens of this total probability.")]
+MinP = Annotated[float | None, typer.Option(help="Leave out tokens less probable than this times the best one.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the drawn tokens repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text. May be given several times.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end token.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Say afterwards where the time went, op by op.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _sampling(**given: Any) -> dict[str, Any]:
+    """What was given; the rest keeps the defaults of `SamplingParams`."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@app.command(
+    epilog=_example(
+        'rapid-llm generate "The capital of France is" --max-tokens 20',
+        'rapid-llm generate --chat "Why is the sky blue?" --stats',
+        "echo 'Once upon a time' | rapid-llm generate - --temperature 0.7 --seed 1",
+    )
+)
+@guarded
+def generate(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads it from standard input.")],
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask PROMPT as a user, through the model's chat template.")
+    ] = False,
+    model: Model = None,
+    max_tokens: MaxTokens = MAX_TOKENS,
+    temperature: Temperature = TEMPERATURE,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    max_model_len: Context = None,
+    stats: Stats = False,
+    json: Json = False,
+) -> None:
+    """Continue a text, printed as it comes."""
+    from .generate import run
+
+    run(
+        prompt,
+        as_chat=chat,
+        model=model,
+        options={"dtype": dtype, "device": device, "threads": threads, "max_model_len": max_model_len},
+        sampling=_sampling(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=stop,
+            ignore_eos=ignore_eos,
+        ),
+        stats=stats,
+        json=json,
+    )
+
+
+@app.command(
+    epilog=_example(
+        "rapid-llm chat",
+        'rapid-llm chat --system "You answer in one sentence." --temperature 0.7',
+        "printf 'Hi\\nAnd in French?\\n' | rapid-llm chat",
+    )
+)
+@guarded
+def chat(
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before you speak.")] = None,
+    max_tokens: MaxTokens = 2 * MAX_TOKENS,
+    temperature: Temperature = TEMPERATURE,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    max_model_len: Context = None,
+) -> None:
+    """Talk to a model.
+
+    Each line is a message; /help lists what else can be typed, /exit or Ctrl-D ends.
+    """
+    from .chat import run
+
+    run(
+        model=model,
+        system=system,
+        options={"dtype": dtype, "device": device, "threads": threads, "max_model_len": max_model_len},
+        sampling=_sampling(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
+        ),
+    )
+
+
+@app.command(epilog=_example("rapid-llm doctor", "rapid-llm doctor --env", "rapid-llm doctor --json"))
+@guarded
+def doctor(
+    env: Annotated[bool, typer.Option("--env", help="Document every environment variable, and what is set.")] = False,
+    json: Json = False,
+) -> None:
+    """Check this machine and installation.
+
+    Exits with 1 if something is wrong; each finding comes with its fix.
+    """
+    from .doctor import run
+
+    run(env=env, json=json)
+
+
+KernelDevice = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Default: a GPU if there is one.")]
+
+
+@kernels.command("list", epilog=_example("rapid-llm kernels list", "rapid-llm kernels list --op linear --json"))
+@guarded
+def kernels_list(
+    op: Annotated[str | None, typer.Option(help="Only the rows of this op.")] = None,
+    device: KernelDevice = None,
+    json: Json = False,
+) -> None:
+    """List every row and whether it can run here."""
+    from .kernels import list_rows
+
+    list_rows(op=op, device=device, json=json)
+
+
+@kernels.command(
+    "explain",
+    epilog=_example(
+        "rapid-llm kernels explain rmsnorm",
+        "rapid-llm kernels explain linear --scheme q4_1 --dim tokens=1 --dim in_features=576 --prepack",
+    ),
+)
+@guarded
+def kernels_explain(
+    op: Annotated[str, typer.Argument(metavar="OP", help="An op, such as rmsnorm or attention.decode.")],
+    device: KernelDevice = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16, ... Default: the device's usual one.")] = None,
+    scheme: Annotated[str | None, typer.Option(help="How the weight is quantised, for ops that have a weight.")] = None,
+    dim: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, a size of the call. May be repeated.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="A rounding that is permitted, such as weight:bf16.")] = None,
+    prepack: Annotated[bool, typer.Option("--prepack", help="Weights may be packed into a row's own form.")] = False,
+    backend: Annotated[str | None, typer.Option(help="A backend or row to force.")] = None,
+    json: Json = False,
+) -> None:
+    """Say which row a call takes, and why.
+
+    Of every other row: why it is out, and what would admit it. Exits with 1 if no row can run the call.
+    """
+    from .kernels import explain_op
+
+    explain_op(
+        op,
+        device=device,
+        dtype=dtype,
+        scheme=scheme,
+        dims=dim or [],
+        allow=allow or [],
+        prepack=prepack,
+        backend=backend,
+        json=json,
+    )
+
+
+@models.command("list", epilog=_example("rapid-llm models list"))
+@guarded
+def models_list(json: Json = False) -> None:
+    """List the models known by name."""
+    from .models import list_models
+
+    list_models(json=json)
+
+
+@models.command("pull", epilog=_example("rapid-llm models pull smollm2-135m-instruct"))
+@guarded
+def models_pull(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `rapid-llm models list`.")],
+) -> None:
+    """Fetch a model and print where it is.
+
+    One that is on this machine is only checked.
+    """
+    from .models import pull
+
+    pull(name)
+
+
+@models.command(
+    "inspect",
+    epilog=_example("rapid-llm models inspect smollm2-135m-instruct", "rapid-llm models inspect ./my.gguf --tensors"),
+)
+@guarded
+def models_inspect(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A name that has been pulled, or the path of a GGUF file.")
+    ],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what is in a model's file.
+
+    Exits with 1 if this program cannot run it.
+    """
+    from .models import inspect
+
+    inspect(model, tensors=tensors, json=json)

@@ -1,0 +1,145 @@
+"""What all commands share: exit statuses, errors in one line, tables for people and JSON for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+BAD: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+PIPE_CLOSED: Final = 141
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def prepare_streams() -> None:
+    """Text that a terminal's encoding lacks is replaced, not an error; input stays strict."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def drop_stdout() -> None:
+    """Nobody reads standard output any more: send the rest nowhere, so that Python's last flush is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def flush() -> None:
+    """Write out what is buffered; a reader that is gone is no error by now."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_stdout()
+
+
+def fail(text: object, status: int = BAD) -> NoReturn:
+    """End the command with `Error: text` on standard error."""
+    flush()
+    print(f"Error: {text}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Within, a `ValueError` or `TypeError` is about what the user typed: exit status 2, without a traceback."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        fail(error, USAGE)
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """A command whose expected failures end in one line, and whose interrupts and closed pipes end quietly.
+
+    Expected are the package's own errors and those of the operating system. Anything else is a fault of the program and
+    keeps its traceback.
+    """
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+            return result
+        except KeyboardInterrupt:
+            flush()
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            drop_stdout()
+            raise typer.Exit(PIPE_CLOSED) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except OSError as error:
+            fail(error)
+        except Exception as error:
+            if type(error).__module__.startswith("rapid_llm."):
+                fail(error, USAGE if _is_usage(error) else BAD)
+            raise
+
+    return run
+
+
+def _is_usage(error: Exception) -> bool:
+    """Whether the error says that a name or a value on the command line does not exist."""
+    names = {"UnknownOpError", "UnknownRowError", "UnknownModelError", "ArgumentError", "ParameterError"}
+    return type(error).__name__ in names
+
+
+def print_json(value: Any) -> None:
+    """`value` as JSON on standard output."""
+    import json
+
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on standard output: fitted to the terminal, or, in a file or pipe, one line a row whatever its length."""
+    cells = [tuple("" if cell is None else str(cell) for cell in row) for row in rows]
+    if sys.stdout.isatty():
+        _draw(headings, cells)
+        return
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    for row in (tuple(headings), *cells):
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)
+
+
+def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
+    """Names and values in two columns."""
+    listed = [(name, str(value)) for name, value in pairs]
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        print(f"{name:<{width}}  {value}".rstrip())
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes for people: `98.4 MB`."""
+    if nbytes < 1000:
+        return f"{nbytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        nbytes /= 1000
+        if nbytes < 1000:
+            return f"{nbytes:.1f} {unit}"
+    return f"{nbytes / 1000:.1f} TB"
