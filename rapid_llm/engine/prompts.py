@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from .params import SamplingParams
 
@@ -90,4 +90,4 @@ def _parse(prompt: Prompt, tokenizer: PromptTokenizer, what: str) -> ParsedPromp
         raise TypeError(f"{what} must be text or a list of token ids, not {prompt!r:.80}")
     if not prompt:
         raise ValueError(f"{what} is empty; give at least one token")
-    return ParsedPrompt(None, tokenizer.check_ids(list(prompt), what))
+    return ParsedPrompt(None, tokenizer.check_ids(cast(TokenIds, prompt), what))

@@ -1,0 +1,94 @@
+"""The obvious way to generate: one request, the whole history through the model for each token, all text decoded anew.
+
+It shares with the engine only the definition of a request's random numbers. What it returns is what any engine, with
+any batching, chunking or preemption, must return for that request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rapid_llm.engine.params import SamplingParams
+from rapid_llm.engine.sampler import request_key, uniform
+from rapid_llm.engine.text.tokenizer import Tokenizer
+
+from .mocks import LogitsOf
+
+
+class Answer(NamedTuple):
+    ids: list[int]
+    text: str
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+def choose(logits: np.ndarray, params: SamplingParams, draw: float) -> int:
+    """The token that the op `sample` is documented to give, in plain numpy."""
+    if params.temperature == 0 or params.top_p == 0:
+        return int(np.argmax(logits))
+    scaled = logits.astype(np.float32) / np.float32(params.temperature)
+    weights = np.exp(scaled - scaled.max())
+    probabilities = (weights / weights.sum()).astype(np.float32)
+    keep = np.ones(len(logits), dtype=bool)
+    if 0 < params.top_k < len(logits):
+        keep &= scaled >= np.sort(scaled)[-params.top_k]
+    if params.top_p < 1:
+        mass = np.where(keep, probabilities, 0)
+        order = np.argsort(-mass, kind="stable")
+        reached = np.cumsum(mass[order]) / mass.sum()
+        last = order[np.argmax(reached >= params.top_p)] if (reached >= params.top_p).any() else order[-1]
+        keep &= probabilities >= probabilities[last]
+    keep &= probabilities >= params.min_p * probabilities.max()
+    cumulative = np.cumsum(np.where(keep, probabilities, 0))
+    return int(np.argmax(cumulative > draw * cumulative[-1]))
+
+
+def generate(
+    logits_of: LogitsOf,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    seed_path: tuple[int, ...],
+    max_model_len: int,
+    sample: int = 0,
+) -> Answer:
+    """seed_path: what `request_key` is made from. sample: which of the `n`."""
+    key = request_key(request_key(*seed_path), sample)
+    ends = set(params.stop_ids) | (set() if params.ignore_eos else set(tokenizer.end_ids))
+    ids: list[int] = []
+    while True:
+        logits = np.array(logits_of([*prompt, *ids]), dtype=np.float32)[: tokenizer.vocab_size]
+        if len(ids) < params.min_tokens:
+            logits[list(ends)] = -np.inf
+        token = choose(logits, params, uniform(key, len(ids)))
+        ids.append(token)
+        if token in ends and len(ids) > params.min_tokens:
+            shown = ids if params.include_stop_str_in_output else ids[:-1]
+            text = tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
+            return Answer(ids, text, "stop", token if token in params.stop_ids else None)
+        text = tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
+        unarmed = tokenizer.decode(ids[: params.min_tokens], skip_special_tokens=params.skip_special_tokens)
+        if found := first_stop(text, params.stop_strings, after=len(unarmed)):
+            start, stop = found
+            return Answer(ids, text[:start] + (stop if params.include_stop_str_in_output else ""), "stop", stop)
+        full = len(prompt) + len(ids) >= max_model_len
+        if full or (params.max_tokens is not None and len(ids) >= params.max_tokens):
+            return Answer(ids, text, "length", None)
+
+
+def first_stop(text: str, stops: Iterable[str], *, after: int) -> tuple[int, str] | None:
+    """(start, string) of the stop string completed first behind `after`; of several that end together, the longest."""
+    found = [
+        (start + len(stop), start, stop)
+        for stop in stops
+        for start in range(len(text))
+        if text.startswith(stop, start) and start + len(stop) > after
+    ]
+    if not found:
+        return None
+    _, start, stop = min(found)
+    return start, stop
