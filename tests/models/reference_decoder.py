@@ -61,11 +61,11 @@ def _attention(part: Weights, shape: Shape, h: torch.Tensor, factors: torch.Tens
 def _rotate(x: torch.Tensor, theta: float, factors: torch.Tensor | None) -> torch.Tensor:
     """Element i and element i + d/2 of position p turn by the angle p * theta ** (-2i / d) / factor[i]."""
     half = x.shape[1] // 2
+    positions = torch.arange(x.shape[0], dtype=torch.float64)
     out = torch.empty_like(x)
     for i in range(half):
-        frequency = theta ** (-2 * i / x.shape[1]) / (1.0 if factors is None else float(factors[i]))
-        for p in range(x.shape[0]):
-            cos, sin = math.cos(p * frequency), math.sin(p * frequency)
-            out[p, i] = x[p, i] * cos - x[p, i + half] * sin
-            out[p, i + half] = x[p, i] * sin + x[p, i + half] * cos
+        angles = positions * (theta ** (-2 * i / x.shape[1]) / (1.0 if factors is None else float(factors[i])))
+        cos, sin = angles.cos().float(), angles.sin().float()
+        out[:, i] = x[:, i] * cos - x[:, i + half] * sin
+        out[:, i + half] = x[:, i] * sin + x[:, i + half] * cos
     return out
