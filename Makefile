@@ -90,28 +90,31 @@ clean: ## remove the environment and everything that tools left behind (fetched 
 
 # ---- the environment -------------------------------------------------------------------------------------------------
 
-PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --no-input
+# Only errors are shown. Byte code is left to the first import: compiling all of torch would double the time.
+PIP_INSTALL = $(VENV)/bin/python -m pip --disable-pip-version-check --no-input install -qq --no-compile
 
 python:
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "No Python 3.11, 3.12 or 3.13 on PATH. Install one (Debian, Ubuntu: apt-get install python3 python3-venv)," >&2; \
 		echo "or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; fi
-	@$(PYTHON) -c '$(USABLE)' || { \
-		echo "PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1); this package needs 3.11, 3.12 or 3.13" >&2; exit 1; }
+	@$(PYTHON) -c '$(USABLE)' 2>/dev/null || { \
+		echo "PYTHON=$(PYTHON) is no Python 3.11, 3.12 or 3.13: $$($(PYTHON) --version 2>&1 | head -n 1)" >&2; exit 1; }
 
 # Changes only when the request does, so that another TORCH reinstalls and the same one does not.
 REQUEST := $(TORCH) $(TORCH_INDEX)
 $(VENV)/.request: FORCE
 	@mkdir -p $(@D); echo '$(REQUEST)' | cmp -s - $@ || echo '$(REQUEST)' >$@
 
+# An environment of another Python version is made anew; any other is added to.
 $(VENV)/.torch: $(VENV)/.request | python
-	@$(PYTHON) -m venv $(VENV) || { \
+	@clear=; [ ! -x $(VENV)/bin/python ] || [ "$$($(VENV)/bin/python -V)" = "$$($(PYTHON) -V)" ] || clear=--clear; \
+		$(PYTHON) -m venv $$clear $(VENV) || { \
 		echo "$(PYTHON) cannot make virtual environments (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	@echo "Installing $(TORCH) into $(VENV)"
-	@$(PIP) install -q $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
-	@touch $@
+	@$(PIP_INSTALL) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
+	@echo '$(REQUEST)' >$<; touch $@
 
 $(VENV)/.installed-%: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "Installing rapid-llm$(if $(filter-out base,$*), with the extras $*) into $(VENV)"
-	@$(PIP) install -q -c constraints.txt -e ".$(if $(filter-out base,$*),[$*])"
+	@$(PIP_INSTALL) -c constraints.txt -e ".$(if $(filter-out base,$*),[$*])"
 	@touch $@
