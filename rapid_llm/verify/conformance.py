@@ -13,7 +13,7 @@ from rapid_llm.verify.cases.build import check_budget, torch_dtype
 from rapid_llm.verify.report import Failure, Report
 from rapid_llm.verify.runner import Fn, Run
 
-__all__ = ["SEEDS", "Failure", "Report", "check_callable", "check_row"]
+__all__ = ["SEEDS", "Failure", "Report", "check_callable", "check_row", "variants"]
 
 SEEDS: Final = {"full": (0, 1), "interpret": (0,)}
 
@@ -80,6 +80,17 @@ def check_callable(
         run.case(case, chosen)
     report.seconds = time.perf_counter() - started
     return report
+
+
+def variants(op: OpSpec, row: KernelSpec) -> list[tuple[str, str | None]]:
+    """The (dtype, scheme) pairs that `row` takes and that the op combines: each is one run of `check_row`."""
+    load = probes.load(op.cases)
+    return [
+        (dtype, scheme)
+        for scheme in (row.schemes or op.schemes or (None,))
+        for dtype in (row.dtypes or op.dtypes)
+        if load(dtype, "meta", scheme, budget="interpret")
+    ]
 
 
 def _device_label(device: str) -> str:

@@ -23,7 +23,7 @@ class Blocks(NamedTuple):
 
     def values(self) -> Tensor:
         """The exact weights, (rows, blocks * 32)."""
-        return (self.quant * self.scale + self.offset).reshape(self.quant.shape[0], -1)
+        return (self.quant * self.scale + self.offset).flatten(1)
 
 
 def unpack(data: Tensor, scheme: str) -> Blocks:

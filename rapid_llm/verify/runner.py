@@ -8,6 +8,7 @@ bits. Later seeds are written into the same memory, so that an answer remembered
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,17 @@ from rapid_llm.verify.standing import Standing, standing
 Fn = Callable[..., Any]
 
 _RAISED: Final = object()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: cases are small, and on a busy machine threads that wait for each other cost dearly."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class PoisonedAllocations(TorchDispatchMode):
@@ -73,7 +85,8 @@ class Run:
         self._guards = {}
         counted = False
         for seed in seeds[: case.seeds]:
-            values = case.make(torch.Generator().manual_seed(seed * 7919 + 17))
+            with one_thread():
+                values = case.make(torch.Generator().manual_seed(seed * 7919 + 17))
             state = standing(self.op, self.row, values)
             if state is Standing.OUTSIDE:
                 self.report.skipped += 1
@@ -93,10 +106,11 @@ class Run:
                 return  # one seed tells what is wrong
 
     def _truth(self, values: dict[str, Any]) -> _Truth:
-        private = {k: v.cpu().clone() if isinstance(v, Tensor) else v for k, v in values.items()}
-        expected = probes.load(self.op.oracle)(**private)
-        _check_oracle(self.op, private, expected)
-        bounds = probes.load(self.op.bound)(private, expected, self.row.roundings if self.row else ())
+        with one_thread():
+            private = {k: v.cpu().clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+            expected = probes.load(self.op.oracle)(**private)
+            _check_oracle(self.op, private, expected)
+            bounds = probes.load(self.op.bound)(private, expected, self.row.roundings if self.row else ())
         return _Truth(values, expected, bounds)
 
     def _calls(self, case: Case, truth: _Truth) -> None:
@@ -205,11 +219,12 @@ class Run:
 
     def _compare(self, got: list[Tensor], truth: _Truth) -> None:
         for index, result in enumerate(got):
-            if isinstance(truth.expected, AcceptableIds):
-                outcome = compare_ids(result.detach().cpu(), truth.expected)
-            else:
-                expected = truth.expected if isinstance(truth.expected, Tensor) else truth.expected[index]
-                outcome = compare(result.detach().cpu(), expected, truth.bounds[index])
+            with one_thread():
+                if isinstance(truth.expected, AcceptableIds):
+                    outcome = compare_ids(result.detach().cpu(), truth.expected)
+                else:
+                    expected = truth.expected if isinstance(truth.expected, Tensor) else truth.expected[index]
+                    outcome = compare(result.detach().cpu(), expected, truth.bounds[index])
             self._count(outcome, self.op.parsed.mutated[index] if self.op.parsed.mutated else "")
 
     def _count(self, outcome: Comparison, name: str) -> None:

@@ -106,7 +106,9 @@ def lay(values: Tensor, layout: str, device: torch.device | str) -> Tensor:
         return values[:1].to(device).expand(values.shape)
     shape = values.shape
     if layout == "offset":
-        view = torch.zeros(values.numel() + 1, dtype=values.dtype, device=device)[1:].view(shape)
+        # Rows of block-quantised bytes start on even addresses wherever they are cut.
+        step = 2 if values.dtype == torch.uint8 else 1
+        view = torch.zeros(values.numel() + step, dtype=values.dtype, device=device)[step:].view(shape)
     elif layout == "sliced":
         view = torch.zeros(*shape[:-1], shape[-1] + 24, dtype=values.dtype, device=device)[..., 8 : 8 + shape[-1]]
     elif layout == "stepped":
@@ -120,6 +122,16 @@ def lay(values: Tensor, layout: str, device: torch.device | str) -> Tensor:
     else:
         raise ValueError(f"unknown layout {layout!r}")
     return view.copy_(values)
+
+
+def lay_heads(values: Tensor, layout: str, device: torch.device | str) -> Tensor:
+    """As `lay` for (tokens, heads, head_dim), and `fused`: a token's heads are part of a longer row, as in a qkv
+    result."""
+    if layout != "fused":
+        return lay(values, layout, device)
+    tokens, heads, dim = values.shape
+    rows = torch.zeros(tokens, (heads + 2) * dim, dtype=values.dtype, device=device)
+    return rows[:, dim : (heads + 1) * dim].view(tokens, heads, dim).copy_(values)
 
 
 def far(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:

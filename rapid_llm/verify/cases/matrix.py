@@ -1,0 +1,266 @@
+"""Cases of the ops that read weights: embedding and linear, dense and block-quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rapid_llm.verify.cases.build import Case, check_budget, every_bit_pattern, integers, lay, normal, torch_dtype, wide
+from rapid_llm.verify.formats import random_blocks
+from rapid_llm.verify.ulp import format_of
+
+Device = torch.device | str
+Draw = Callable[[torch.Generator], Tensor]
+
+DENSE = "unquantized"
+
+
+def _interpreted() -> bool:
+    from rapid_llm.kernels.ops.triton_support import INTERPRETED
+
+    return bool(INTERPRETED)
+
+
+def _extreme_blocks(g: torch.Generator, rows: int, elements: int, scheme: str) -> Tensor:
+    """Blocks whose scale is 0, subnormal, the largest, or negative."""
+    data = random_blocks(g, rows, elements, scheme)
+    size = data.shape[1] // (elements // 32)
+    blocks = data.view(rows, -1, size)
+    for row, scale in enumerate((0.0, 2.0**-24, 65504.0, -65504.0, -1.5)):
+        blocks[row % rows, :, 0:2] = torch.tensor([scale], dtype=torch.float16).view(torch.uint8)
+    return data
+
+
+def embedding(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
+    """Ids of any shape and integer type, first and last rows, strided tables, result dtypes, ids outside of the table.
+
+    A dense table has a float dtype, a quantised one `uint8`; for other pairs there are no cases.
+    """
+    scheme = scheme or DENSE
+    if (scheme == DENSE) == (dtype == "uint8"):
+        return []
+    kind = torch_dtype(dtype)
+
+    def table(g: torch.Generator, vocab: int, hidden: int) -> Tensor:
+        return normal(g, (vocab, hidden), kind) if scheme == DENSE else random_blocks(g, vocab, hidden, scheme)
+
+    def case(
+        name: str,
+        ids: tuple[int, ...],
+        vocab: int,
+        hidden: int,
+        *,
+        layout: str = "contiguous",
+        id_layout: str = "contiguous",
+        index: torch.dtype = torch.int64,
+        to: torch.dtype | None = None,
+        low: int = 0,
+        **more: object,
+    ) -> Case:
+        def make(g: torch.Generator) -> dict[str, object]:
+            chosen = torch.randint(low, vocab - low, ids, generator=g).to(index)
+            if chosen.numel() > 2:
+                flat = chosen.view(-1)
+                flat[0], flat[1] = (vocab - 1, 0) if low == 0 else (-1, vocab)
+            weight = lay(table(g, vocab, hidden), layout, device)
+            args = {"input": lay(chosen, id_layout, device), "weight": weight, "scheme": scheme}
+            return args if to is None else {**args, "dtype": to}
+
+        into = "" if to is None else f"/{str(to).removeprefix('torch.')}"
+        return Case(f"{name}/{'x'.join(map(str, ids))}/{vocab}x{hidden}/{layout}{into}", make, **more)
+
+    def bit_patterns(g: torch.Generator) -> dict[str, object]:
+        if scheme == DENSE:
+            weight = every_bit_pattern(g, 8 * 64, kind).view(8, 64)
+        else:
+            weight = _extreme_blocks(g, 8, 64, scheme)
+        return {"input": torch.arange(8, device=device), "weight": weight.to(device), "scheme": scheme}
+
+    def outside() -> list[Case]:
+        """On a GPU ids outside give zeros, on the CPU an IndexError; the interpreter runs GPU code on CPU tensors."""
+        if torch.device(device).type == "cuda":
+            return [case("outside", (6,), 20, 32, low=-3)]
+        return [] if _interpreted() else [case("outside", (6,), 20, 32, low=-3, raises=(IndexError,))]
+
+    others = [d for d in (torch.float32, torch.float16, torch.bfloat16) if d != kind]
+    if not check_budget(budget):
+        return [
+            case("empty", (0,), 5, 32),
+            case("plain", (3,), 7, 96, index=torch.int32, outs=("strided",)),
+            case("plain", (2, 2), 9, 64, layout="sliced", id_layout="stepped", to=torch.bfloat16),
+            Case("bits", bit_patterns),
+        ]
+    widths = (1, 33, 576, 1000) if scheme == DENSE else (32, 96, 576, 1024)
+    layouts = ("sliced", "offset", "transposed", "stepped", "expanded") if scheme == DENSE else ("sliced", "offset")
+    return [
+        *(case(f"empty{i}", s, 5, 32) for i, s in enumerate(((0,), (2, 0)))),
+        *(case("plain", (7,), 41, w, outs=("strided",)) for w in widths),
+        case("scalar", (), 11, 64),
+        case("one row", (3,), 1, 64),
+        case("shape", (2, 3, 2), 11, 64, index=torch.int32),
+        case("large", (20,), 3000, 64, seeds=1),
+        *(case("layout", (9,), 12, 96, layout=name, id_layout="stepped") for name in layouts),
+        *(case("cast", (9,), 12, 96, to=d) for d in others),
+        Case("bits", bit_patterns),
+        *outside(),
+        case("beyond 2^31", (5,), 4, 64, layout="far", seeds=1),
+    ]
+
+
+class _Linear:
+    """Builds the cases of one dtype and scheme."""
+
+    def __init__(self, dtype: str, device: Device, scheme: str) -> None:
+        self.kind = torch_dtype(dtype)
+        self.device = device
+        self.scheme = scheme
+        self.dense = scheme == DENSE
+
+    def weight(self, g: torch.Generator, n: int, k: int, *, exact: bool = False, spread: float = 0.5) -> Tensor:
+        if not self.dense:
+            return random_blocks(g, n, k, self.scheme, exact=exact, spread=spread)
+        return integers(g, (n, k), -8, 8, self.kind) if exact else normal(g, (n, k), self.kind, spread)
+
+    def case(
+        self,
+        name: str,
+        m: int | tuple[int, ...],
+        k: int,
+        n: int,
+        *,
+        layouts: tuple[str, str] = ("contiguous", "contiguous"),
+        bias: str | None = None,
+        exact: bool = False,
+        draw: Draw | None = None,
+        spread: float = 1.0,
+        **more: object,
+    ) -> Case:
+        lead = m if isinstance(m, tuple) else (m,)
+
+        def make(g: torch.Generator) -> dict[str, object]:
+            if draw is not None:
+                x = draw(g)
+            elif exact:
+                x = integers(g, (*lead, k), -12, 12, self.kind)
+            else:
+                x = normal(g, (*lead, k), self.kind, spread)
+            args = {"input": lay(x, layouts[0], self.device), "scheme": self.scheme}
+            args["weight"] = lay(self.weight(g, n, k, exact=exact), layouts[1], self.device)
+            if bias is not None:
+                b = integers(g, (n,), -50, 50, self.kind) if exact else normal(g, (n,), self.kind, 3.0)
+                args["bias"] = lay(b, bias, self.device)
+            return args
+
+        size = f"{'x'.join(map(str, lead))}/{k}->{n}"
+        return Case(f"{name}/{size}/{'+'.join(layouts)}{'/bias' if bias else ''}", make, **more)
+
+    def needles(self, name: str, m: int, k: int, n: int, *, bits: int = 0) -> Case:
+        """One value to each row of input, the last column first: a sum of one term is exact, wherever it stands.
+
+        `bits` asks for significands so long that a row which rounds its operands (TF32, bf16) is caught.
+        """
+
+        def draw(g: torch.Generator) -> Tensor:
+            x = torch.zeros(m, k)
+            low = 1 << max(bits - 1, 0)
+            values = torch.randint(low, 2 * low, (m,), generator=g) | 1
+            for row in range(m):
+                x[row, (k - 1 - row * 37) % k] = float(values[row])
+            return x.to(self.kind)
+
+        return self.case(name, m, k, n, draw=draw)
+
+    def cancelling(self, m: int, k: int, n: int) -> Case:
+        """Large terms that cancel: partial sums leave fp16's range, and bf16's precision, before they come back."""
+
+        def make(g: torch.Generator) -> dict[str, object]:
+            half = integers(g, (m, k // 2), 100, 255, self.kind)
+            x = torch.cat((half, -half), dim=1)
+            x[:, 0] += 1
+            w = torch.full((n, k), 128.0).to(self.kind)
+            return {"input": x.to(self.device), "weight": w.to(self.device), "scheme": self.scheme}
+
+        return Case(f"cancelling/{m}/{k}->{n}", make)
+
+    def special(self, m: int, k: int, n: int) -> Case:
+        """NaN in one row of the input; dense weights also meet infinity and a NaN of their own."""
+
+        def make(g: torch.Generator) -> dict[str, object]:
+            x = normal(g, (m, k), self.kind)
+            x[1, k - 1] = float("nan")
+            weight = self.weight(g, n, k)
+            if self.dense:
+                weight = weight.abs() + 0.25
+                weight[n - 1, 0] = float("nan")
+                x[0, 2] = float("inf")
+            return {"input": x.to(self.device), "weight": weight.to(self.device), "scheme": self.scheme}
+
+        return Case(f"special/{m}/{k}->{n}", make)
+
+    def extremes(self) -> list[Case]:
+        """Numbers whose exponents differ widely, or blocks with extreme scales."""
+
+        def spread_out(g: torch.Generator) -> dict[str, object]:
+            x = wide(g, (3, 96), self.kind, -12, 4)
+            weight = wide(g, (21, 96), self.kind, -12, 4) if self.dense else _extreme_blocks(g, 21, 96, self.scheme)
+            return {"input": x.to(self.device), "weight": weight.to(self.device), "scheme": self.scheme}
+
+        return [Case("extremes/3/96->21", spread_out)]
+
+
+def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
+    """Every M bucket, widths with tails, exact sums, single terms, bias, strided operands, special numbers."""
+    make = _Linear(dtype, device, scheme or DENSE)
+    case, dense = make.case, make.dense
+    precision = format_of(make.kind).precision
+    strided = ("strided",)
+    if not check_budget(budget):
+        return [
+            case("empty", 0, 64, 33),
+            case("plain", 1, 64, 33, bias="contiguous", outs=strided),
+            case("plain", 3, 96, 20, layouts=("stepped", "sliced")),
+            case("exact", (2, 2), 64, 17, exact=True, bias="stepped"),
+            make.needles("needles", 5, 64, 9, bits=min(precision, 14)),
+            make.special(2, 32, 8),
+        ]
+    sizes = [
+        (1, 64, 48),
+        (1, 576, 192),
+        (2, 96, 33),
+        (8, 128, 65),
+        (9, 64, 40),
+        (17, 160, 129),
+        (33, 64, 96),
+        (70, 64, 31),
+    ]
+    layouts = [("offset", "offset"), ("sliced", "sliced"), ("stepped", "contiguous"), ("expanded", "contiguous")]
+    layouts += [("transposed", "contiguous")]
+    if dense:
+        sizes += [(1, 1, 1), (3, 7, 5), (2, 4097, 6), (5, 33, 1)]
+        layouts += [("contiguous", "transposed"), ("transposed", "stepped"), ("contiguous", "expanded")]
+    else:
+        sizes += [(1, 32, 1), (2, 4096, 6), (5, 32, 7)]
+    return [
+        *(case(f"empty{i}", lead, 64, 32) for i, lead in enumerate(((0,), (2, 0)))),
+        *(case("plain", *size) for size in sizes),
+        *(case("bias", m, 96, 65, bias="contiguous", outs=strided) for m in (1, 4, 40)),
+        case("vector", (), 64, 33),
+        case("cube", (2, 3), 64, 33, bias="stepped"),
+        *(
+            case("exact", m, k, n, exact=True, bias=b)
+            for m, k, n, b in ((1, 576, 96, None), (33, 128, 65, "contiguous"))
+        ),
+        *(make.needles("needles", m, 96, 33, bits=min(precision, 13)) for m in (1, 5, 40)),
+        make.needles("one hot", 96, 96, 40),
+        *(case("layout", 5, 96, 33, layouts=pair) for pair in layouts),
+        *(case("single row", 1, 96, 64, layouts=pair) for pair in layouts[:4]),
+        *make.extremes(),
+        make.special(3, 64, 24),
+        make.special(1 + 32, 64, 24),
+        *((make.cancelling(2, 200, 9), make.cancelling(40, 64, 9)) if dense else ()),
+        case("large", 3, 64, 20, spread=3e3),
+        case("beyond 2^31", 2, 64, 20, layouts=("far", "contiguous"), seeds=1),
+        case("beyond 2^31", 2, 64, 3, layouts=("contiguous", "far"), seeds=1),
+    ]
