@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import os
 import subprocess
 import sys
@@ -41,7 +40,6 @@ TORCH_FREE = [
     "rapid_llm.engine.request",
     "rapid_llm.engine.scheduler",
     "rapid_llm.engine.text.detok",
-    "rapid_llm.models.config",
     "rapid_llm.models.hub",
 ]
 FOREIGN = ("torch", "triton", "transformers", "numpy", "flashinfer")
@@ -119,15 +117,18 @@ def test_the_rule_sees_relative_and_nested_imports(tmp_path: Path, monkeypatch: 
     assert {_room(name) for name in _imports(path)} == {"engine", "verify", "kernels"}
 
 
-def _python(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def _python(*args: str, **env: str) -> str:
+    """What a fresh interpreter prints; its error output is the message if it fails."""
+    run = subprocess.run(
         [sys.executable, *args],
         capture_output=True,
         text=True,
         timeout=120,
-        check=True,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
     )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
 def test_the_core_imports_nothing_heavy() -> None:
@@ -139,8 +140,7 @@ def test_the_core_imports_nothing_heavy() -> None:
         f"    heavy = [m for m in {FOREIGN!r} if m in sys.modules]\n"
         "    if heavy: raise SystemExit(f'importing {name} imports {heavy}')\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert run.returncode == 0, run.stderr
+    _python("-c", code)
 
 
 def test_import_writes_nothing_and_opens_no_socket(tmp_path: Path) -> None:
@@ -156,36 +156,18 @@ def test_import_writes_nothing_and_opens_no_socket(tmp_path: Path) -> None:
         "sys.addaudithook(hook)\n"
         "import rapid_llm.kernels, rapid_llm.cli, rapid_llm.bench\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-        env={**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
-    )
-    assert run.returncode == 0, run.stderr
+    _python("-c", code, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_importing_the_kernels_is_quick() -> None:
-    """Catches P39: an import that costs more than 60 ms, which every command would pay. The best of a few counts."""
-    best = math.inf
-    for _ in range(15):
-        best = min(best, _import_ms("rapid_llm.kernels"))
-        if best <= IMPORT_LIMIT_MS:
-            return
-    raise AssertionError(f"import rapid_llm.kernels takes {best:.1f} ms (limit {IMPORT_LIMIT_MS:g} ms)")
+    """Catches P39: an import that costs more than 60 ms, which every command would pay.
 
-
-def _import_ms(module: str) -> float:
-    """Cumulative milliseconds of an import by -X importtime, everything it imports included."""
-    lines = _python("-X", "importtime", "-c", f"import {module}").stderr.splitlines()
-    for line in lines:
-        fields = [field.strip() for field in line.removeprefix("import time:").split("|")]
-        if fields[-1] == module:
-            return int(fields[1]) / 1000
-    raise AssertionError(f"-X importtime shows no {module}:\n" + "\n".join(lines[-5:]))
+    Processor time, the best of five: neighbours then matter little. `benchmarks.dispatch` has the time by the wall.
+    """
+    code = "import time; t = time.process_time(); import rapid_llm.kernels; print(time.process_time() - t)"
+    best = min(float(_python("-c", code)) for _ in range(5)) * 1000
+    assert best <= IMPORT_LIMIT_MS, f"import rapid_llm.kernels takes {best:.1f} ms (limit {IMPORT_LIMIT_MS:g} ms)"
 
 
 def test_importing_everything_leaves_cuda_alone_so_that_forks_work() -> None:
@@ -202,5 +184,4 @@ def test_importing_everything_leaves_cuda_alone_so_that_forks_work() -> None:
         "if pid == 0: os._exit(int(torch.cuda._is_in_bad_fork()))\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert run.returncode == 0, run.stderr
+    _python("-c", code)
