@@ -46,7 +46,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(BASE) ## make the environment, fetch the default model, and let it speak
-	$(PY) -m rapid_llm.cli generate --model "$(MODEL)" "$(PROMPT)"
+	$(PY) -m rapid_llm.cli generate --chat --model "$(MODEL)" "$(PROMPT)"
 
 test: test-floor test-interpreter ## every test that this machine can run
 
