@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -144,7 +144,7 @@ def _cache(report: Report) -> None:
     from rapid_llm.models import hub
 
     folder = settings.cache_dir()
-    facts: dict[str, Any] = {"directory": folder, "free": _free(folder)}
+    facts: dict[str, Any] = {"directory": str(folder), "free": _free(folder)}
     report.facts["cache"] = facts
     problem = _cannot_write(folder)
     if problem:
@@ -228,14 +228,18 @@ def _environment(report: Report) -> None:
         settings.strict()
     except settings.SettingError as error:
         report.find(str(error), "correct or unset it")
-    bad: dict[str, None] = {}
-    for op in ids:
+    for what, variable, op in sorted(set(_forced(ids))):
         try:
-            overrides.current(op)
+            overrides.rows_of(what, op or None)
         except KernelError as error:
-            bad[str(error)] = None
-    for text in bad:
-        report.find(f"a backend is forced that does not exist: {text}", "correct or unset the variable")
+            report.find(f"{variable}={what} forces what does not exist: {error}", "correct or unset the variable")
+
+
+def _forced(op_ids: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """(backend or row, variable, op) of every override in the environment; op is empty where it holds for all."""
+    for op in op_ids:
+        if (setting := settings.forced_backend(op)) is not None:
+            yield *setting, op if setting[1] == settings.op_variable(op) else ""
 
 
 def _variables() -> Iterator[dict[str, Any]]:

@@ -19,10 +19,9 @@ def list_rows(*, op: str | None, device: str | None, json: bool) -> None:
     from rapid_llm.kernels.registry import get_op, listing
 
     _check_device(device)
-    rows: list[dict[str, Any]] = listing(device)
     if op is not None:
         get_op(op)  # raises for an op that doesn't exist, with the nearest name
-        rows = [row for row in rows if row["op"] == op]
+    rows: list[dict[str, Any]] = [row for row in listing(device) if op is None or row["op"] == op]
     if json:
         print_json(rows)
         return

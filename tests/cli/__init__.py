@@ -1,0 +1,1 @@
+"""Tests of `rapid_llm.cli`."""

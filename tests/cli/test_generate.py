@@ -1,0 +1,252 @@
+"""`generate` and `chat`: what is asked of the engine, what is printed, and how they end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .support import ROOT, FakeLLM, call, environment, rapid_llm
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a FakeLLM in place of the model; returns a function that makes it and one list of what it was made with."""
+
+    def put(*answers: list[Any]) -> FakeLLM:
+        llm = FakeLLM(*answers)
+        llm.made = []  # type: ignore[attr-defined]
+
+        def make(model: str | None, options: dict[str, Any]) -> FakeLLM:
+            llm.made.append((model, options))  # type: ignore[attr-defined]
+            return llm
+
+        monkeypatch.setattr("rapid_llm.cli.generate.make_llm", make)
+        monkeypatch.setattr("rapid_llm.cli.chat.make_llm", make)
+        return llm
+
+    return put
+
+
+def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | bytes) -> None:
+    data = b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+def test_generate_streams(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches text that is printed twice or changed, and an ending without a newline (or with two)."""
+    fake(["Par", "is", ".", ""], ["done\n"])
+    assert call("generate", "hi", capsys=capsys).out == "Paris.\n"
+    assert call("generate", "hi", capsys=capsys).out == "done\n"
+
+
+def test_generate_hands_on_every_option(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches an option that is accepted and does nothing."""
+    llm = fake(["x"])
+    args = ["--max-tokens", "7", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--min-p", "0.1"]
+    args += ["--seed", "4", "--stop", "a", "--stop", "b", "--ignore-eos", "--model", "m", "--dtype", "fp32"]
+    args += ["--device", "cpu", "--threads", "2", "--max-model-len", "99"]
+    assert call("generate", "hi", *args, capsys=capsys).status == 0
+    (params,) = llm.params
+    assert (params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (7, 0.5, 3, 0.9, 0.1)
+    assert (params.seed, params.stop, params.ignore_eos) == (4, ("a", "b"), True)
+    assert llm.made == [("m", {"dtype": "fp32", "device": "cpu", "threads": 2, "max_model_len": 99})]
+    assert llm.asked == ["hi"]
+
+
+def test_generate_as_chat(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    llm = fake(["x"], ["y"])
+    assert call("generate", "--chat", "hi", capsys=capsys).out == "x\n"
+    call("generate", "--chat", "hi", "--json", capsys=capsys)
+    assert llm.asked == [[{"role": "user", "content": "hi"}]] * 2
+
+
+def test_generate_json(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches anything but one JSON document on standard output."""
+    fake(["Par", "is"])
+    data = json.loads(call("generate", "hi", "--json", capsys=capsys).out)
+    assert data["prompt_token_ids"] == [5, 6]
+    assert data["outputs"][0]["text"] == "Paris"
+    assert data["outputs"][0]["finish_reason"] == "stop"
+    assert data["metrics"]["time_to_first_token"] == 0.5
+    assert data["metrics"]["tokens_per_second"] > 0
+
+
+def test_generate_reads_standard_input(
+    fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = fake(["x"])
+    type_lines(monkeypatch, "one", "two")
+    call("generate", "-", capsys=capsys)
+    assert llm.asked == ["one\ntwo\n"]
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "says"),
+    [
+        (["generate", ""], b"", "the prompt is empty"),
+        (["generate", "-"], b"", "the prompt is empty"),
+        (["generate", "-"], b"caf\xe9", "standard input is not utf-8"),
+        (["generate", "x", "--temperature", "-1"], b"", "temperature=-1.0 is not accepted; use a finite number"),
+        (["generate", "x", "--temperature", "nan"], b"", "temperature=nan"),
+        (["generate", "x", "--max-tokens", "0"], b"", "max_tokens=0"),
+        (["generate", "x", "--stop", ""], b"", "stop=[''] is not accepted"),
+        (["generate", "x", "--dtype", "int3"], b"", "dtype='int3' is not known"),
+        (["generate", "x", "--threads", "0"], b"", "threads=0"),
+        (["generate", "x", "--model", "nosuch"], b"", "neither a file nor a known name"),
+        (["chat", "--top-p", "2"], b"", "top_p=2.0"),
+    ],
+)
+def test_wrong_values_are_status_2(
+    args: list[str], stdin: bytes, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a value that is passed over, a traceback, and a model loaded before the mistake is found."""
+    monkeypatch.setenv("RAPID_LLM_CACHE_DIR", "/dev/null/none")  # so that loading would fail with another status
+    type_lines(monkeypatch, stdin)
+    result = call(*args, capsys=capsys)
+    assert (result.status, result.out) == (2, "")
+    assert says in result.err
+
+
+def test_a_prompt_that_cannot_be_served_is_status_2(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fake(ValueError("prompt has 9000 tokens"), ValueError("prompt has 9000 tokens"))
+    for more in ([], ["--json"]):
+        result = call("generate", "x", *more, capsys=capsys)
+        assert (result.status, result.out, result.err) == (2, "", "Error: prompt has 9000 tokens\n")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a handler so wide that real faults look like user errors."""
+    fake([ValueError("inside a step")])
+    with pytest.raises(ValueError, match="inside a step"):
+        call("generate", "x", capsys=capsys)
+
+
+def test_interrupt_ends_quietly(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a traceback after Ctrl-C, text that is lost, and a request left in the engine."""
+    llm = fake(["one ", KeyboardInterrupt()])
+    result = call("generate", "x", capsys=capsys)
+    assert (result.status, result.out) == (130, "one ")
+    assert "Traceback" not in result.err
+    assert llm.closed == 1
+
+
+def test_chat_keeps_the_conversation(
+    fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a forgotten turn, a lost system message, and empty lines that are sent."""
+    llm = fake(["Hel", "lo."], ["Salut."])
+    type_lines(monkeypatch, "Hi", "", "   ", "In French?")
+    result = call("chat", "--system", "Be brief.", capsys=capsys)
+    assert (result.status, result.out) == (0, "Hello.\nSalut.\n")
+    assert llm.asked[1] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "In French?"},
+    ]
+
+
+def test_chat_commands(fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a command that reaches the model, and a typo of one that does."""
+    llm = fake(["a"], ["b"], ["c"], ["never"])
+    type_lines(monkeypatch, "one", "/clear", "two", "/system New.", "/claer", "/help", "//exit", "/exit", "three")
+    result = call("chat", "--system", "Old.", capsys=capsys)
+    assert (result.status, result.out) == (0, "a\nb\nc\n")
+    assert [[m["content"] for m in asked] for asked in llm.asked] == [
+        ["Old.", "one"],
+        ["Old.", "two"],
+        ["New.", "/exit"],
+    ]
+    assert "/claer is no command" in result.err
+    assert "/system TEXT" in result.err
+
+
+def test_chat_goes_on_after_a_message_it_cannot_serve(
+    fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E39: catches a conversation that dies, or keeps the message that does not fit."""
+    llm = fake(["a"], ValueError("prompt has 9000 tokens"), ["c"])
+    type_lines(monkeypatch, "one", "two", "three")
+    result = call("chat", capsys=capsys)
+    assert (result.status, result.out) == (0, "a\nc\n")
+    assert "9000 tokens" in result.err
+    assert [m["content"] for m in llm.asked[2]] == ["one", "a", "three"]
+
+
+def test_chat_input_that_is_not_text(
+    fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(["a"])
+    type_lines(monkeypatch, b"caf\xe9\n")
+    result = call("chat", capsys=capsys)
+    assert result.status == 2
+    assert "standard input is not utf-8" in result.err
+
+
+@pytest.mark.model
+def test_generate_for_real(model_path: Path) -> None:
+    """Catches anything between the command line and the model that changes the answer; ids promised for float32."""
+    case = json.loads((ROOT / "tests" / "data" / "smollm2_reference.json").read_text())["cases"]["plain"]
+    args = ["--model", str(model_path), "--dtype", "float32", "--max-tokens", "12"]
+    done = rapid_llm("generate", case["prompt_text"], *args)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 20
+    assert case["greedy_text"].startswith(done.stdout.removesuffix("\n"))
+
+
+@pytest.mark.model
+def test_generate_stats_for_real(model_path: Path) -> None:
+    """Catches figures that land in the text, and a report without its rows."""
+    args = ["--model", str(model_path), "--max-tokens", "20", "--ignore-eos", "--stats"]
+    done = rapid_llm("generate", "The capital of France is", *args)
+    assert done.returncode == 0, done.stderr
+    assert "tok/s" not in done.stdout
+    assert "decode:" in done.stderr
+    assert "linear" in done.stderr
+
+
+@pytest.mark.model
+def test_chat_for_real_through_a_pipe(model_path: Path) -> None:
+    done = rapid_llm("chat", "--model", str(model_path), "--max-tokens", "8", stdin="Hi\n<|im_end|>\n/exit\n")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) > 0
+    assert "<|im_" not in done.stdout
+
+
+@pytest.mark.model
+def test_a_reader_that_goes_away(model_path: Path) -> None:
+    """Catches a traceback, or generation that runs on for nobody."""
+    command = [sys.executable, "-m", "rapid_llm.cli", "generate", "Once upon a time", "--model", str(model_path)]
+    command += ["--max-tokens", "4000", "--ignore-eos"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert len(process.stdout.read(10)) == 10
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait(60) == 141
+    assert errors == ""
+
+
+@pytest.mark.model
+def test_ctrl_c_for_real(model_path: Path) -> None:
+    """Catches a traceback or a hang when the interrupt arrives inside a step."""
+    command = [sys.executable, "-m", "rapid_llm.cli", "generate", "Once upon a time", "--model", str(model_path)]
+    command += ["--max-tokens", "4000", "--ignore-eos"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(10)
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == b""
