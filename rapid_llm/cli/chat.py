@@ -89,18 +89,20 @@ def _answer(llm: Any, conversation: Conversation, text: str, params: Any, termin
         print(f"Error: {error}\n/clear begins anew", file=sys.stderr)
         return
     said: list[str] = []
-    reason = None
+    reason = stop_reason = None
     with contextlib.closing(write(deltas)) as written:
         try:
             for delta in written:
                 said.append(str(delta))
-                reason = delta.finish_reason
+                reason, stop_reason = delta.finish_reason, delta.stop_reason
         except KeyboardInterrupt:
             if not terminal:
                 raise
             reason = "abort"
     print(flush=True)
-    if reason in ("length", "abort"):
+    if reason == "error":
+        print(f"Error: {stop_reason}", file=sys.stderr)
+    elif reason in ("length", "abort"):
         why = "stopped" if reason == "abort" else f"cut: --max-tokens {params.max_tokens}, or the context, is used up"
         print(f"[{why}]", file=sys.stderr)
     conversation.messages.append({"role": "assistant", "content": "".join(said)})

@@ -44,6 +44,8 @@ def run(
         if report is not None:
             result["stats"] = report.json()
         print_json(result)
+        if output.outputs[0].finish_reason == "error":
+            fail(output.outputs[0].stop_reason)
     elif report is not None:
         print(f"\n{report}", file=sys.stderr)
 
@@ -89,11 +91,13 @@ def _complete(llm: LLM, text: str, params: SamplingParams, as_chat: bool) -> Req
 def _stream(llm: LLM, text: str, params: SamplingParams, as_chat: bool) -> None:
     with usage():
         deltas = llm.stream_chat(_messages(text), params) if as_chat else llm.stream(text, params)
-    last = ""
-    for delta in write(deltas):
-        last = delta or last
+    last, end = "", None
+    for end in write(deltas):
+        last = end or last
     if not last.endswith("\n"):
         print(flush=True)
+    if end is not None and end.finish_reason == "error":
+        fail(end.stop_reason)
 
 
 def write(deltas: Iterator[Any]) -> Generator[Any, None, None]:

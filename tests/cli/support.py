@@ -59,7 +59,8 @@ class FakeLLM:
             for i, word in enumerate(words):
                 if isinstance(word, BaseException):
                     raise word
-                yield TextDelta(word, finish_reason="stop" if i == len(words) - 1 else None)
+                last = i == len(words) - 1
+                yield word if isinstance(word, TextDelta) else TextDelta(word, finish_reason="stop" if last else None)
         finally:
             self.closed += 1
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from rapid_llm.engine.outputs import TextDelta
+
 from .support import ROOT, FakeLLM, call, environment, rapid_llm
 
 
@@ -128,6 +130,14 @@ def test_a_fault_of_the_program_keeps_its_traceback(fake: Any, capsys: pytest.Ca
     fake([ValueError("inside a step")])
     with pytest.raises(ValueError, match="inside a step"):
         call("generate", "x", capsys=capsys)
+
+
+def test_an_answer_that_failed_is_status_1(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """E58: catches a model whose numbers broke, taken for one that had nothing to say."""
+    broken = TextDelta("", finish_reason="error", stop_reason="the logits hold NaN")
+    fake(["one", broken], [])
+    result = call("generate", "x", capsys=capsys)
+    assert (result.status, result.out, result.err) == (1, "one\n", "Error: the logits hold NaN\n")
 
 
 def test_interrupt_ends_quietly(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
