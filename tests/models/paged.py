@@ -22,6 +22,7 @@ class PagedRunner:
         pages = list(range(1, 1 + sequences * per_sequence))
         random.Random(seed).shuffle(pages)
         self._decoder = decoder
+        self._width = per_sequence
         self._pages = [pages[i * per_sequence : (i + 1) * per_sequence] for i in range(sequences)]
         self._lengths = [0] * sequences
         size = (1 + len(pages), PAGE, config.num_kv_heads, config.head_dim)
@@ -36,6 +37,7 @@ class PagedRunner:
         """Final hidden states of `chunks`: (sequence, its next ids), in one forward pass."""
         device = self._decoder.device
         positions, slots, ids, offsets, lengths = [], [], [], [0], []
+        tables = [self._pages[sequence] for sequence, _ in chunks]
         for sequence, new in chunks:
             start = self._lengths[sequence]
             for i, token in enumerate(new):
@@ -51,7 +53,7 @@ class PagedRunner:
             slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
             cu_seqlens_q=torch.tensor(offsets, dtype=torch.int32, device=device),
             seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
-            block_table=torch.tensor([self._pages[s] for s, _ in chunks], dtype=torch.int32, device=device),
+            block_table=torch.tensor(tables, dtype=torch.int32, device=device).view(len(chunks), self._width),
             decode=len(ids) == len(chunks),
         )
         return self._decoder.forward(torch.tensor(ids, dtype=torch.int64, device=device), meta, self.kv)

@@ -19,15 +19,18 @@ from rapid_llm.models.weights import load_weights
 from tests.models import reference_decoder, tiny
 from tests.models.paged import PagedRunner
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FACTORS = (1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 
-def build(model: tiny.TinyModel, dtype: str = "float32") -> Decoder:
+def build(model: tiny.TinyModel, dtype: str = "float32", device: torch.device = CPU) -> Decoder:
     file = GGUFFile(model.path)
     config = ModelConfig.from_gguf(file)
-    weights = load_weights(file, config, device=CPU, dtype=activation_dtype(dtype, CPU))
-    return Decoder(config, weights, device=CPU, dtype=dtype)
+    weights = load_weights(file, config, device=device, dtype=activation_dtype(dtype, device))
+    return Decoder(config, weights, device=device, dtype=dtype)
 
 
 def random_ids(count: int, vocab: int = 96, seed: int = 0) -> list[int]:
@@ -40,6 +43,7 @@ def expect(model: tiny.TinyModel, ids: list[int]) -> torch.Tensor:
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, relative: float = 2e-5) -> None:
     """Element error against the largest logit: fp32 sums in another order, nothing more."""
+    got = got.cpu()
     assert got.shape == want.shape
     worst = (got - want).abs().max() / want.abs().max()
     assert worst < relative, f"relative error {worst:.2e}"
@@ -50,9 +54,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
     return tiny.make(tmp_path_factory.mktemp("llama") / "m.gguf", quant=Ggml.Q4_1)
 
 
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
 @pytest.fixture(scope="module")
-def decoder(llama: tiny.TinyModel) -> Decoder:
-    return build(llama)
+def decoder(llama: tiny.TinyModel, device: torch.device) -> Decoder:
+    return build(llama, device=device)
 
 
 SHAPES = [
@@ -65,21 +74,21 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["llama", "llama-mha-untied", "llama3-rope", "qwen2", "qwen3"])
-def test_each_family_equals_the_slow_decoder(tmp_path: Path, shape: tiny.Shape) -> None:
+def test_each_family_equals_the_slow_decoder(tmp_path: Path, shape: tiny.Shape, device: torch.device) -> None:
     """Catches a family's flag misread: bias, tied head, per-head norm, rotary factors, interleaving."""
     model = tiny.make(tmp_path / "m.gguf", shape)
     ids = random_ids(19)
-    runner = PagedRunner(build(model), 1, 24)
+    runner = PagedRunner(build(model, device=device), 1, 24)
     got = torch.cat([runner.logits([(0, ids[:17])]), runner.logits([(0, ids[17:18])]), runner.logits([(0, ids[18:])])])
     assert_close(got, expect(model, ids))
 
 
 @pytest.mark.parametrize("quant", [Ggml.F16, Ggml.BF16, Ggml.Q8_0, Ggml.Q4_0, Ggml.Q4_1], ids=lambda q: q.name)
-def test_each_format_is_exact_in_float32(tmp_path: Path, quant: Ggml) -> None:
+def test_each_format_is_exact_in_float32(tmp_path: Path, quant: Ggml, device: torch.device) -> None:
     """Catches activations or weights rounded under dtype float32, which promises exact ids."""
     model = tiny.make(tmp_path / "m.gguf", tiny.Shape(tied=False), quant=quant)
     ids = random_ids(12)
-    runner = PagedRunner(build(model), 1, 16)
+    runner = PagedRunner(build(model, device=device), 1, 16)
     assert_close(torch.cat([runner.logits([(0, ids[:11])]), runner.logits([(0, ids[11:])])]), expect(model, ids))
 
 
@@ -130,25 +139,26 @@ def test_a_decode_batch_equals_each_sequence_alone(llama: tiny.TinyModel, decode
 def test_an_empty_batch_gives_no_rows(decoder: Decoder) -> None:
     """Catches an op that fails on zero tokens."""
     runner = PagedRunner(decoder, 1, 16)
-    assert decoder.compute_logits(torch.empty(0, 64)).shape == (0, 96)
+    empty = torch.empty(0, 64, device=decoder.device)
+    assert decoder.compute_logits(empty).shape == (0, 96)
+    assert runner.hidden([]).shape == (0, 64)
+
+
+def test_a_cache_of_another_depth_is_refused(decoder: Decoder) -> None:
+    """Catches layers that share a cache, or run without one, because the engine allocated too few."""
+    runner = PagedRunner(decoder, 1, 16)
+    runner.kv.pop()
     with pytest.raises(ValueError, match="zip"):
-        decoder.forward(torch.tensor([1]), _meta(), runner.kv[:1])
-
-
-def _meta() -> Any:
-    from rapid_llm.models.attention_metadata import AttentionMetadata
-
-    one = torch.tensor([0])
-    lengths = torch.tensor([1], dtype=torch.int32)
-    return AttentionMetadata(one, one + 16, torch.tensor([0, 1], dtype=torch.int32), lengths, lengths.view(1, 1), True)
+        runner.hidden([(0, [1])])
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_faster_dtypes_stay_near(llama: tiny.TinyModel, dtype: str) -> None:
+def test_faster_dtypes_stay_near(llama: tiny.TinyModel, dtype: str, device: torch.device) -> None:
     """Catches a row that is fast because it computes something else: errors beyond what 8 bits of mantissa explain."""
     ids = random_ids(40, seed=5)
-    fast = build(llama, dtype)
-    assert fast.activation_dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+    fast = build(llama, dtype, device)
+    exact = dtype == "auto" and device.type == "cpu"
+    assert fast.activation_dtype == (torch.float32 if exact else torch.bfloat16)
     runner = PagedRunner(fast, 1, 48)
     got = torch.cat([runner.logits([(0, ids[:35])])] + [runner.logits([(0, [t])]) for t in ids[35:]])
     assert got.dtype == torch.float32

@@ -17,15 +17,15 @@ from tests.models.paged import PagedRunner, greedy
 pytestmark = pytest.mark.model
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "smollm2_reference.json").read_text())["cases"]
-CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def decoder(model_path: Path) -> Decoder:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def decoder(model_path: Path, request: pytest.FixtureRequest) -> Decoder:
+    device = torch.device(request.param)
     file = GGUFFile(model_path)
     config = ModelConfig.from_gguf(file)
-    weights = load_weights(file, config, device=CPU, dtype=torch.float32)
-    return Decoder(config, weights, device=CPU, dtype="float32")
+    weights = load_weights(file, config, device=device, dtype=torch.float32)
+    return Decoder(config, weights, device=device, dtype="float32")
 
 
 @pytest.mark.parametrize("case", sorted(REFERENCE))
