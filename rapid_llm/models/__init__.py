@@ -1,0 +1,1 @@
+"""Model files: finding, reading, configuring and loading them, and the one decoder that runs them."""

@@ -148,6 +148,11 @@ class ModelConfig:
         arch = file.require("general.architecture", str)
         if arch not in ARCHITECTURES:
             raise UnsupportedArchitectureError(f"{file.path}: {_unknown(arch)}")
+        parts = file.optional("split.count", int, 1)
+        if parts > 1:
+            raise TensorSetError(
+                f"{file.path}: this is one of {parts} parts of a model; join them with 'llama-gguf-split --merge' first"
+            )
         _refuse_unread(file, arch)
         hidden = file.require(f"{arch}.embedding_length", int)
         heads = file.require(f"{arch}.attention.head_count", int)

@@ -95,6 +95,12 @@ def test_hyper_parameters_that_no_code_reads_are_refused(tmp_path: Path, entry: 
     assert str(next(iter(entry.values()))) in str(caught.value)
 
 
+def test_a_part_of_a_split_model_is_named_as_such(tmp_path: Path) -> None:
+    """Catches a shard reported as a model that lost its layers."""
+    with pytest.raises(TensorSetError, match=r"one of 3 parts.*--merge"):
+        config_of(tmp_path, entries={"split.count": 3})
+
+
 @pytest.mark.parametrize(
     "entry",
     [{"llama.rope.scaling.type": "none"}, {"llama.expert_count": 0}, {"general.anything": 1}, {"other.key": "x"}],
