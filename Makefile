@@ -82,7 +82,7 @@ bench: $(BENCH) ## every benchmark, each to its file in $(RESULTS); BENCH_ARGS=-
 	$(PY) -m benchmarks.smollm2_cpu --results "$(RESULTS)" $(BENCH_ARGS)
 
 docs: $(BASE) ## write the pages that are generated from the declarations
-	$(PY) -m docs.generate
+	$(PY) docs/generate.py
 
 clean: ## remove the environment and everything that tools left behind (fetched models stay)
 	rm -rf "$(or $(strip $(VENV)),.venv)" .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
