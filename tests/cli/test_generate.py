@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -200,6 +202,59 @@ def test_chat_input_that_is_not_text(
     result = call("chat", capsys=capsys)
     assert result.status == 2
     assert "standard input is not utf-8" in result.err
+
+
+TERMINAL = """
+import time
+from tests.cli.support import FakeLLM
+from rapid_llm.cli import chat, main
+
+class Slow(FakeLLM):
+    def _say(self, words):
+        for delta in super()._say(words):
+            yield delta
+            time.sleep(float(delta == "endless") * 60)
+
+chat.make_llm = lambda model, options: Slow(["endless", "never"], ["sec", "ond"])
+main()
+"""
+
+
+def test_chat_on_a_terminal() -> None:
+    """Catches a Ctrl-C that ends more than the answer, a missing prompt, and a traceback after Ctrl-C at the prompt."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", TERMINAL, "chat"]
+    env = environment(TERM="dumb")
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        try:
+            seen = read_until(ours, b"> ")
+            os.write(ours, b"one\n")
+            seen += read_until(ours, b"endless")
+            os.kill(process.pid, signal.SIGINT)
+            seen += read_until(ours, b"> ")
+            os.write(ours, b"two\n")
+            seen += read_until(ours, b"> ")
+            time.sleep(0.5)  # the prompt is written just before the terminal is read
+            os.kill(process.pid, signal.SIGINT)
+            assert process.wait(20) == 130, seen
+        finally:
+            process.kill()
+            os.close(ours)
+    assert b"[stopped]" in seen
+    assert b"second" in seen
+    assert b"Traceback" not in seen
+
+
+def read_until(terminal: int, wanted: bytes) -> bytes:
+    seen = b""
+    while wanted not in seen:
+        ready, _, _ = select.select([terminal], [], [], 20)
+        assert ready, f"{wanted!r} never came after {seen!r}"
+        seen += os.read(terminal, 4096)
+    return seen
 
 
 @pytest.mark.model

@@ -208,6 +208,12 @@ def test_words_by_pre_tokenizer(pre: str, text: str, words: list[str]) -> None:
     assert [word for word, _ in PRE_TOKENIZERS[pre].build().pre_tokenize_str(text)] == words
 
 
+def test_normal_form_where_the_family_has_one() -> None:
+    """Catches Qwen text that is not composed first, as in its training, and SmolLM text that is."""
+    assert tokenizer(ggml_pre="qwen2").encode("e\u0301") == tokenizer().encode("\u00e9")
+    assert tokenizer().encode("e\u0301") != tokenizer().encode("\u00e9")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
