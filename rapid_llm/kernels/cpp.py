@@ -57,6 +57,13 @@ def available() -> bool | str:
     return True
 
 
+def available_bf16() -> bool | str:
+    """The same, for rows that are fast only where the CPU multiplies bf16 in hardware."""
+    if not {"avx512_bf16", "amx_bf16"} & set(cpu_info().isa):
+        return "the CPU has no bf16 arithmetic (avx512_bf16 or amx_bf16)"
+    return available()
+
+
 def load_cpp(name: str, source: str) -> ctypes.CDLL:
     """The library compiled from `csrc/<source>`, built on first use; raises `BuildError`."""
     with _lock:

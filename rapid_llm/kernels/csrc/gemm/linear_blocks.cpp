@@ -2,7 +2,8 @@
 //
 // Why not Triton or plain PyTorch: there is no Triton on CPU, and PyTorch would write the dequantised weight to memory and
 // read it again, which costs several times the bytes of the weight itself. Here a block of 32 weights is decoded in
-// registers, with the same rounding as dequantising it in fp32, and used at once for up to four rows of the input.
+// registers, with the same rounding as dequantising it in fp32, and used at once for up to four rows of the input. For
+// many rows a GEMM over a dequantised piece of the weight is faster; writing that piece is the second half of this file.
 //
 // Formats (block_formats.py has the numbers): q8_0 is fp16 d, 32 int8 q, w = d*q. q4_0 is fp16 d, 16 bytes,
 // w = d*(q - 8). q4_1 is fp16 d, fp16 m, 16 bytes, w = d*q + m. Low nibbles are weights 0..15, high nibbles 16..31.
@@ -169,6 +170,39 @@ void linear(const std::uint8_t* weight, std::int64_t weight_stride, const float*
   }
 }
 
+inline void store(float* p, Vec v) {
+#if defined(__AVX512F__)
+  _mm512_storeu_ps(p, v);
+#else
+  _mm256_storeu_ps(p, v);
+#endif
+}
+
+// Round to bfloat16, ties to even. The weights are finite: fp16 scales times small integers.
+inline void store(std::uint16_t* p, Vec v) {
+  float values[kLanes];
+  store(values, v);
+  for (int i = 0; i < kLanes; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, values + i, 4);
+    p[i] = static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  }
+}
+
+template <class Format, class Out>
+void dequantise(const std::uint8_t* weight, std::int64_t weight_stride, std::int64_t outputs, std::int64_t features,
+                Out* out, int threads) {
+  const std::int64_t blocks = features / kBlock;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+  for (std::int64_t n = 0; n < outputs; ++n) {
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      Vec w[kVecs];
+      Format::decode(weight + n * weight_stride + b * Format::kBytes, w);
+      for (int i = 0; i < kVecs; ++i) store(out + n * features + b * kBlock + i * kLanes, w[i]);
+    }
+  }
+}
+
 }  // namespace
 
 // Strides of input and out in elements, of weight in bytes; the last dimension of each is dense. `bias` may be null.
@@ -180,6 +214,20 @@ void linear(const std::uint8_t* weight, std::int64_t weight_stride, const float*
                    threads);                                                                                        \
   }
 
+// Dense rows of the weight, (outputs, features), as fp32 or bfloat16.
+#define RAPID_LLM_DEQUANTISE(name, Format, Out)                                                                  \
+  extern "C" void name(const std::uint8_t* weight, std::int64_t weight_stride, std::int64_t outputs,             \
+                       std::int64_t features, Out* out, int threads) {                                           \
+    dequantise<Format, Out>(weight, weight_stride, outputs, features, out, threads);                             \
+  }
+
 RAPID_LLM_LINEAR(linear_q8_0, Q8_0)
 RAPID_LLM_LINEAR(linear_q4_0, Q4_0)
 RAPID_LLM_LINEAR(linear_q4_1, Q4_1)
+
+RAPID_LLM_DEQUANTISE(dequantise_q8_0_fp32, Q8_0, float)
+RAPID_LLM_DEQUANTISE(dequantise_q4_0_fp32, Q4_0, float)
+RAPID_LLM_DEQUANTISE(dequantise_q4_1_fp32, Q4_1, float)
+RAPID_LLM_DEQUANTISE(dequantise_q8_0_bf16, Q8_0, std::uint16_t)
+RAPID_LLM_DEQUANTISE(dequantise_q4_0_bf16, Q4_0, std::uint16_t)
+RAPID_LLM_DEQUANTISE(dequantise_q4_1_bf16, Q4_1, std::uint16_t)

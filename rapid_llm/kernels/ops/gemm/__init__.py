@@ -1,5 +1,7 @@
 """Linear layers over dense and GGUF block-quantised weights."""
 
+from typing import Any
+
 from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
@@ -46,21 +48,36 @@ register(
     ),
 )
 
-register(
-    *(
+
+def _cpp(suffix: str, function: str, priority: int, tokens: Dim, **fields: Any) -> list[KernelSpec]:
+    """The rows of csrc/gemm/linear_blocks.cpp of one kind, one a scheme; `tokens` is where that kind is fast."""
+    return [
         KernelSpec(
-            name=f"cpp/linear.{scheme}",
+            name=f"cpp/linear.{scheme}{suffix}",
             op="linear",
             backend="cpp",
-            target="rapid_llm.kernels.ops.gemm.linear_cpp:linear",
-            available="rapid_llm.kernels.cpp:available",
+            target=f"rapid_llm.kernels.ops.gemm.linear_cpp:{function}",
             devices=("cpu",),
             dtypes=("fp32",),
             schemes=(scheme,),
             layout=("input:last_dim_contiguous", "weight:last_dim_contiguous"),
-            shape=Shape(prefer=(Dim("tokens", max=8),)),
-            priority=30,
+            shape=Shape(prefer=(tokens,)),
+            priority=priority,
+            **{"available": "rapid_llm.kernels.cpp:available", **fields},
         )
         for scheme in ("q8_0", "q4_0", "q4_1")
+    ]
+
+
+register(
+    *_cpp("", "linear", 30, Dim("tokens", max=16)),
+    *_cpp("_gemm", "linear_gemm", 30, Dim("tokens", min=17)),
+    *_cpp(
+        "_gemm_bf16",
+        "linear_gemm_bf16",
+        40,
+        Dim("tokens", min=17),
+        available="rapid_llm.kernels.cpp:available_bf16",
+        roundings=("input:bf16", "weight:bf16", "output:bf16"),
     ),
 )

@@ -1,7 +1,8 @@
-"""`cpp/linear.<scheme>`: fp32 activations times GGUF blocks that stay as they are, decoded in registers.
+"""`cpp/linear.<scheme>`: GGUF blocks that stay as they are, decoded in C++; no copy of the weight is kept.
 
-Why C++: see csrc/gemm/linear_blocks.cpp. The row reads the raw blocks, so it keeps no copy of the weight; it decodes
-the weight once per four tokens, which wins while there are few of them.
+Why C++: see csrc/gemm/linear_blocks.cpp. `linear` decodes the weight in registers, once per four tokens, which wins
+while there are few; `linear_gemm` and `linear_gemm_bf16` dequantise a bounded piece at a time into scratch memory that
+stays in the cache and multiply it by torch's GEMM, which wins while there are many.
 """
 
 from __future__ import annotations
@@ -16,21 +17,84 @@ from rapid_llm.kernels.cpp import load_cpp
 from rapid_llm.kernels.ops.block_formats import row_bytes
 from rapid_llm.kernels.registry import ArgumentError
 
+SCRATCH_ELEMENTS: Final = 2**21
+"""Weights dequantised at a time: 8 MiB of fp32, well inside a last-level cache."""
+
+_SCHEMES: Final = ("q8_0", "q4_0", "q4_1")
 _library: Final = load_cpp("linear_blocks", "gemm/linear_blocks.cpp")
-_SIGNATURE: Final = (
-    *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
-    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int),
-)
-_FUNCTIONS: Final = {scheme: getattr(_library, f"linear_{scheme}") for scheme in ("q8_0", "q4_0", "q4_1")}
-for _function in _FUNCTIONS.values():
-    _function.argtypes = _SIGNATURE
-    _function.restype = None
+
+
+def _function(name: str, *arguments: type) -> ctypes._NamedFuncPointer:
+    function = getattr(_library, name)
+    function.argtypes = arguments
+    function.restype = None
+    return function
+
+
+_P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_LINEAR: Final = {s: _function(f"linear_{s}", _P, _N, _P, _N, _N, _N, _N, _P, _P, _N, _I) for s in _SCHEMES}
+_DEQUANTISE: Final = {
+    (s, dtype): _function(f"dequantise_{s}_{label}", _P, _N, _N, _N, _P, _I)
+    for s in _SCHEMES
+    for dtype, label in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
+}
 
 
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = "unquantized"
 ) -> Tensor:
     """input (..., in_features) fp32 times blocks (out_features, bytes) uint8; see the op. Last dimensions are dense."""
+    features, outputs = _check(input, weight, bias, scheme)
+    dense_bias = None if bias is None else bias.contiguous()
+    rows = input if input.dim() == 2 else input.reshape(-1, features)
+    result = torch.empty((*input.shape[:-1], outputs), dtype=torch.float32) if out is None else out
+    flat = result.view(-1, outputs) if result.is_contiguous() else torch.empty((rows.shape[0], outputs))
+    _LINEAR[scheme](
+        *(weight.data_ptr(), weight.stride(0), rows.data_ptr(), rows.stride(0), rows.shape[0], features, outputs),
+        *(None if dense_bias is None else dense_bias.data_ptr(), flat.data_ptr(), outputs, torch.get_num_threads()),
+    )
+    if flat.data_ptr() != result.data_ptr():
+        result.copy_(flat.view(result.shape))
+    return result
+
+
+def linear_gemm(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = "unquantized"
+) -> Tensor:
+    """The same by fp32 GEMM over dequantised pieces of the weight."""
+    return _gemm(input, weight, bias, out, scheme, torch.float32)
+
+
+def linear_gemm_bf16(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = "unquantized"
+) -> Tensor:
+    """The same by bf16 GEMM: input, weight and product are rounded to bf16."""
+    return _gemm(input, weight, bias, out, scheme, torch.bfloat16)
+
+
+def _gemm(
+    input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, dtype: torch.dtype
+) -> Tensor:
+    features, outputs = _check(input, weight, bias, scheme)
+    rows = input.reshape(-1, features).to(dtype)
+    result = torch.empty((*input.shape[:-1], outputs), dtype=torch.float32) if out is None else out
+    direct = dtype is torch.float32 and result.is_contiguous()
+    product = result.view(-1, outputs) if direct else torch.empty((rows.shape[0], outputs), dtype=dtype)
+    piece = max(1, min(outputs, SCRATCH_ELEMENTS // max(features, 1)))
+    scratch = torch.empty((piece, features), dtype=dtype)
+    dequantise, threads = _DEQUANTISE[scheme, dtype], torch.get_num_threads()
+    for first in range(0, outputs, piece):
+        count = min(piece, outputs - first)
+        start = weight.data_ptr() + first * weight.stride(0)
+        dequantise(start, weight.stride(0), count, features, scratch.data_ptr(), threads)
+        torch.mm(rows, scratch[:count].t(), out=product[:, first : first + count])
+    if not direct:
+        result.copy_(product.view(result.shape))
+    return result if bias is None else result.add_(bias)
+
+
+def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> tuple[int, int]:
+    """(in_features, out_features); raises `ArgumentError` where weight or bias does not fit the input."""
     features = input.shape[-1]
     outputs, width = weight.shape
     if width != row_bytes(features, scheme) or input.dtype != torch.float32 or weight.dtype != torch.uint8:
@@ -38,16 +102,11 @@ def linear(
             f"linear: {scheme} weight {tuple(weight.shape)} {weight.dtype} does not fit input "
             f"{tuple(input.shape)} {input.dtype}"
         )
+    if weight.stride(1) != 1 or (input.stride(-1) != 1 and input.numel() > 0):
+        raise ArgumentError(
+            f"linear: input and weight must be contiguous in their last dimension, strides are "
+            f"{input.stride()} and {weight.stride()}"
+        )
     if bias is not None and (bias.shape != (outputs,) or bias.dtype != torch.float32):
         raise ArgumentError(f"linear: bias must be ({outputs},) float32, got {tuple(bias.shape)} {bias.dtype}")
-    dense_bias = None if bias is None else bias.contiguous()
-    rows = input if input.dim() == 2 else input.reshape(-1, features)
-    result = torch.empty((*input.shape[:-1], outputs), dtype=torch.float32) if out is None else out
-    flat = result.view(-1, outputs) if result.is_contiguous() else torch.empty((rows.shape[0], outputs))
-    _FUNCTIONS[scheme](
-        *(weight.data_ptr(), weight.stride(0), rows.data_ptr(), rows.stride(0), rows.shape[0], features, outputs),
-        *(None if dense_bias is None else dense_bias.data_ptr(), flat.data_ptr(), outputs, torch.get_num_threads()),
-    )
-    if flat.data_ptr() != result.data_ptr():
-        result.copy_(flat.view(result.shape))
-    return result
+    return features, outputs
