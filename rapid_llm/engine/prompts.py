@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from .params import SamplingParams
 
@@ -36,7 +36,7 @@ def parse_prompts(prompts: Prompt | Sequence[Prompt], tokenizer: PromptTokenizer
     """
     if _is_one(prompts):
         return [_parse(prompts, tokenizer, "prompt")]  # type: ignore[arg-type]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+    if not isinstance(prompts, Sequence):
         raise TypeError(f"prompts must be text, a list of token ids, or a list of either, not {type(prompts).__name__}")
     if not prompts:
         raise ValueError("prompts is an empty list: give at least one prompt, of at least one token")
@@ -86,8 +86,9 @@ def _parse(prompt: Prompt, tokenizer: PromptTokenizer, what: str) -> ParsedPromp
         if not ids:
             raise ValueError(f"{what} {prompt!r:.40} holds nothing that this model has a token for")
         return ParsedPrompt(prompt, ids)
-    if not isinstance(prompt, Sequence) or not all(isinstance(token, Integral) for token in prompt):
+    listed = isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray)
+    if not listed or not all(isinstance(token, Integral) for token in prompt):
         raise TypeError(f"{what} must be text or a list of token ids, not {prompt!r:.80}")
     if not prompt:
         raise ValueError(f"{what} is empty; give at least one token")
-    return ParsedPrompt(None, tokenizer.check_ids(cast(TokenIds, prompt), what))
+    return ParsedPrompt(None, tokenizer.check_ids(prompt, what))

@@ -84,6 +84,7 @@ def _run_scenario(rng: random.Random, events: Events) -> None:
         max_batch_tokens=rng.choice([4, 5, 7, 16, 33, 200]),
         max_running=rng.randint(1, 4),
         seed=seed,
+        threads=1,
         deterministic=rng.random() < 0.1,
     )
     engine = llm._engine
