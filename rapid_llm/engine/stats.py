@@ -228,15 +228,12 @@ class _Observer:
 
 def declared_work(op_id: str, row_name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
     """The op's own `work(**arguments)`: read_bytes, write_bytes, flops. A packed weight counts as its original."""
-    op = get_op(op_id)
-    names = [name for name, kind, _ in op.parsed.parameters() if kind == "pos"]
-    values: dict[str, Any] = {arg.name: arg.default for arg in op.parsed.args if arg.has_default}
-    values.update(zip(names, args, strict=False))
-    values.update(kwargs)
+    names, defaults, work = _signature(op_id)
+    values = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
     values.pop("out", None)
     if op_id == "linear" and _packs(row_name):
         values["weight"] = _original(result.shape[-1], args[0].shape[-1], values["scheme"], args[0].dtype)
-    return _work(op.work)(**values)
+    return work(**values)
 
 
 def _original(out_features: int, in_features: int, scheme: str, dtype: torch.dtype) -> torch.Tensor:
@@ -252,10 +249,13 @@ def _packs(row_name: str) -> bool:
 
 
 @cache
-def _work(target: str) -> Callable[..., Any]:
-    module, _, name = target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+def _signature(op_id: str) -> tuple[list[str], dict[str, Any], Callable[..., Any]]:
+    """An op's positional parameters, its defaults, and its `work`, which lies above the engine, so it is found by name."""
+    op = get_op(op_id)
+    module, _, name = op.work.partition(":")
+    names = [name for name, kind, _ in op.parsed.parameters() if kind == "pos"]
+    defaults = {arg.name: arg.default for arg in op.parsed.args if arg.has_default}
+    return names, defaults, getattr(importlib.import_module(module), name)
 
 
 def measured_bandwidth(device: torch.device) -> tuple[float, str]:
