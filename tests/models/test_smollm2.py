@@ -14,7 +14,7 @@ from rapid_llm.models.gguf import GGUFFile
 from rapid_llm.models.weights import load_weights
 from tests.models.paged import PagedRunner, greedy
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_thread")]
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "smollm2_reference.json").read_text())["cases"]
 
