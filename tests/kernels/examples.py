@@ -47,6 +47,23 @@ def _cache_write(heads: int, dim: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return key, value, k_cache, v_cache, torch.zeros(5, dtype=torch.int64)
 
 
+def _matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(rows, columns, dtype=dtype)
+
+
+def _linear(rows: int, features: int, outputs: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _matrix(rows, features, dtype), _matrix(outputs, features, dtype)
+
+
+def _linear_blocks(rows: int, features: int, outputs: int, scheme: str, dtype: torch.dtype) -> Call:
+    return (_matrix(rows, features, dtype), _blocks(outputs, features, scheme)), {"scheme": scheme}
+
+
+def _odd_blocks(rows: int, elements: int, scheme: str) -> torch.Tensor:
+    """Blocks that start at an odd address, so that no two of their bytes can be loaded at once."""
+    return _blocks(rows, elements + 32, scheme)[:, 1 : 1 + elements // 32 * BLOCK_BYTES[scheme]]
+
+
 EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "scale": [
         ("aligned", lambda dtype: ((torch.zeros(4, 4096, dtype=dtype), 0.3), {})),
@@ -84,5 +101,26 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "kvcache.write": [
         ("small model", lambda dtype: (_cache_write(3, 64, dtype=dtype), {})),
         ("8B", lambda dtype: (_cache_write(8, 128, dtype=dtype), {})),
+    ],
+    "linear": [
+        *(
+            (f"dense, {rows} rows", lambda dtype, m=rows: ((*_linear(m, 576, 960, dtype=dtype),), {}))  # type: ignore[misc]
+            for rows in (1, 5, 24, 40, 1000)
+        ),
+        ("dense, 8B", lambda dtype: ((*_linear(512, 4096, 14336, dtype=dtype),), {})),
+        ("odd, bias", lambda dtype: ((*_linear(3, 33, 65, dtype=dtype), torch.zeros(65, dtype=dtype)), {})),
+        (
+            "strided",
+            lambda dtype: ((torch.zeros(4, 3, 66, dtype=dtype)[:, ::2, ::2], _matrix(33, 65, dtype=dtype).t()), {}),
+        ),
+        *(
+            (f"{scheme}, {rows} rows", lambda dtype, m=rows, s=scheme: _linear_blocks(m, 576, 960, s, dtype=dtype))  # type: ignore[misc]
+            for scheme in BLOCK_BYTES
+            for rows in (1, 5, 24, 40, 1000)
+        ),
+        (
+            "q4_1, odd address",
+            lambda dtype: ((torch.zeros(2, 64, dtype=dtype), _odd_blocks(33, 64, "q4_1")), {"scheme": "q4_1"}),
+        ),
     ],
 }

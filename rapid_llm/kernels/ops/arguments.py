@@ -15,18 +15,16 @@ import torch
 from rapid_llm.kernels.registry import ArgumentError
 
 
-def check_tensor(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor, shape: Sequence[int]) -> None:
+def check_tensor(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Raise unless `tensor` has `shape` and `like`'s dtype and device."""
-    if tensor.shape != torch.Size(shape):
-        raise ArgumentError(
-            f"{op}: {name} must have the same shape as the result: got {tuple(tensor.shape)}, expected {tuple(shape)}"
-        )
+    if tensor.shape != shape:
+        raise ArgumentError(f"{op}: {name} must have the same shape, {tuple(shape)}: got {tuple(tensor.shape)}")
     check_kind(op, name, tensor, like)
 
 
 def check_kind(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
     """Raise unless `tensor` has `like`'s dtype and device."""
-    if tensor.dtype != like.dtype:
+    if tensor.dtype is not like.dtype:
         raise ArgumentError(f"{op}: {name} must have dtype {like.dtype}, got {tensor.dtype}")
     if tensor.device != like.device:
         where = "CUDA device" if like.is_cuda else "device"
@@ -35,11 +33,13 @@ def check_kind(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor) -> 
 
 def check_written(op: str, name: str, tensor: torch.Tensor) -> None:
     """Raise if two elements of `tensor`, which the op writes, share memory (an expanded tensor, say)."""
-    if tensor.is_contiguous() or tensor.numel() <= 1:
+    if tensor.is_contiguous():
         return
-    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    dims = sorted(zip(tensor.stride(), tensor.shape, strict=True))
     reach = 1
     for stride, size in dims:  # enough for the elements to be distinct, and exact for every view that slicing makes
+        if size < 2:
+            continue
         if stride < reach:
             raise ArgumentError(
                 f"{op}: elements of {name} share memory (shape {tuple(tensor.shape)}, strides {tensor.stride()}); "

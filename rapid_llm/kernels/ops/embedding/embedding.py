@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_written, walk
 from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES, row_elements
@@ -72,13 +71,12 @@ def _check(input: torch.Tensor, weight: torch.Tensor, scheme: str, dense: bool) 
 def _gather(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """(*ids.shape, columns), a new tensor. An id outside raises IndexError on the CPU and gives zeros on CUDA."""
     if not weight.is_cuda:
-        return F.embedding(ids, weight)
+        return torch.embedding(weight, ids)
     vocab = weight.shape[0]
+    if not vocab:
+        return weight.new_zeros((*ids.shape, weight.shape[1]))
     known = (ids >= 0) & (ids < vocab)
-    rows = (
-        F.embedding(ids.clamp(0, max(vocab - 1, 0)), weight) if vocab else weight.new_zeros(*ids.shape, weight.shape[1])
-    )
-    return rows.masked_fill_(~known.unsqueeze(-1), 0)
+    return torch.embedding(weight, ids.clamp(0, vocab - 1)).masked_fill_(~known.unsqueeze(-1), 0)
 
 
 def _dequantise(rows: torch.Tensor, scheme: str) -> torch.Tensor:

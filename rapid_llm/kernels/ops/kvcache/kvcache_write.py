@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 
@@ -20,12 +21,27 @@ def kvcache_write(
     slot_mapping: torch.Tensor,
 ) -> None:
     """Store keys and values in their cache slots, in place. See `rapid_llm.kernels.kvcache_write`."""
-    _check(key, value, k_cache, v_cache, slot_mapping)
+    shape, cache = key.shape, k_cache.shape
+    if (
+        len(shape) != 3
+        or len(cache) != 4
+        or value.shape != shape
+        or v_cache.shape != cache
+        or cache[2] != shape[1]
+        or cache[3] != shape[2]
+        or slot_mapping.shape != shape[:1]
+        or slot_mapping.dtype is not torch.int64
+        or not key.dtype == value.dtype == k_cache.dtype == v_cache.dtype
+        or not key.device == value.device == k_cache.device == v_cache.device == slot_mapping.device
+    ):
+        _refuse(key, value, k_cache, v_cache, slot_mapping)
+    check_written("kvcache.write", "k_cache", k_cache)
+    check_written("kvcache.write", "v_cache", v_cache)
     if use_triton("kvcache.write", key) and attempt(
         "kvcache.write", _launch, key, value, k_cache, v_cache, slot_mapping
     ):
         return
-    if not key.shape[0]:
+    if not shape[0]:
         return
     if key.is_cuda:
         _write_masked(key, value, k_cache, v_cache, slot_mapping)
@@ -33,53 +49,56 @@ def kvcache_write(
         _write_host(key, value, k_cache, v_cache, slot_mapping.tolist())
 
 
-def _check(
+def _refuse(
     key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
-) -> None:
-    shape, cache = key.shape, k_cache.shape
-    if len(shape) != 3 or len(cache) != 4 or value.shape != shape or v_cache.shape != cache or cache[2:] != shape[1:]:
-        raise ArgumentError(
-            "kvcache.write: key and value must have the same shape (tokens, kv_heads, head_dim), and the caches "
-            f"(pages, page_size, kv_heads, head_dim): got {tuple(shape)}, {tuple(value.shape)}, {tuple(cache)}, "
-            f"{tuple(v_cache.shape)}"
-        )
-    if slots.shape != shape[:1] or slots.dtype is not torch.int64 or slots.device != key.device:
-        raise ArgumentError(
-            f"kvcache.write: slot_mapping must be int64 of shape ({shape[0]},) on {key.device}: got {slots.dtype} "
-            f"{tuple(slots.shape)} on {slots.device}"
-        )
+) -> NoReturn:
+    shape = key.shape
     check_kind("kvcache.write", "value", value, key)
     check_kind("kvcache.write", "k_cache", k_cache, key)
     check_kind("kvcache.write", "v_cache", v_cache, key)
-    check_written("kvcache.write", "k_cache", k_cache)
-    check_written("kvcache.write", "v_cache", v_cache)
+    if slots.shape != shape[:1] or slots.dtype is not torch.int64 or slots.device != key.device:
+        raise ArgumentError(
+            f"kvcache.write: slot_mapping must be int64 of shape {tuple(shape[:1])} on {key.device}: got {slots.dtype} "
+            f"{tuple(slots.shape)} on {slots.device}"
+        )
+    raise ArgumentError(
+        "kvcache.write: key and value must have the same shape (tokens, kv_heads, head_dim), and the caches the same "
+        f"shape (pages, page_size, kv_heads, head_dim): got {tuple(shape)}, {tuple(value.shape)}, "
+        f"{tuple(k_cache.shape)}, {tuple(v_cache.shape)}"
+    )
 
 
 def _write_host(
     key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: list[int]
 ) -> None:
-    """On the CPU the slots are read by the host: a run of consecutive ones is a single copy."""
-    tokens = len(slots)
+    """On the CPU the slots are read by the host: a run of consecutive ones is one copy a cache."""
+    tokens, first = len(slots), slots[0]
     pages, page_size = k_cache.shape[:2]
     if max(slots) >= pages * page_size:
         raise IndexError(f"kvcache.write: slot {max(slots)} is outside the cache of {pages} pages of {page_size}")
-    first = slots[0]
-    if first >= 0 and slots[-1] - first == tokens - 1 and slots == list(range(first, first + tokens)):
-        for source, cache in ((key, k_cache), (value, v_cache)):
-            page, row, head, step = cache.stride()
-            if tokens == 1 or page == page_size * row:
-                start = cache.storage_offset() + first // page_size * page + first % page_size * row
-                cache.as_strided(source.shape, (row, head, step), start).copy_(source)
-            else:
-                _scatter(source, cache, torch.arange(first, first + tokens))
+    if first >= 0 and (tokens == 1 or slots == list(range(first, first + tokens))):
+        _copy_run(key, k_cache, first)
+        _copy_run(value, v_cache, first)
         return
     kept = [i for i, slot in enumerate(slots) if slot >= 0]
-    index = torch.tensor([slots[i] for i in kept], dtype=torch.int64)
     if len(kept) < tokens:
         tokens_kept = torch.tensor(kept, dtype=torch.int64)
         key, value = key.index_select(0, tokens_kept), value.index_select(0, tokens_kept)
+    index = torch.tensor([slots[i] for i in kept], dtype=torch.int64)
     _scatter(key, k_cache, index)
     _scatter(value, v_cache, index)
+
+
+def _copy_run(source: torch.Tensor, cache: torch.Tensor, first: int) -> None:
+    """Write slots first, first + 1, ... with one copy where the cache's rows follow each other through its pages."""
+    tokens = source.shape[0]
+    page_size = cache.shape[1]
+    page, row, head, step = cache.stride()
+    if tokens == 1 or page == page_size * row:
+        start = cache.storage_offset() + first // page_size * page + first % page_size * row
+        cache.as_strided(source.shape, (row, head, step), start).copy_(source)
+    else:
+        _scatter(source, cache, torch.arange(first, first + tokens))
 
 
 def _scatter(source: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:

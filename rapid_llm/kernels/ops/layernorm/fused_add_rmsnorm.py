@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor, check_written, walk_rows
-from rapid_llm.kernels.ops.layernorm.rmsnorm import check_weight, norm_tiles, normalise
+from rapid_llm.kernels.ops.layernorm.rmsnorm import norm_tiles, normalise, refuse_weight
 from rapid_llm.kernels.ops.tile_policy import resolve_tiles, tiles
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
 
@@ -13,7 +13,8 @@ from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, us
 def fused_add_rmsnorm(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
     """residual += input; input = rmsnorm(residual), in place. See `rapid_llm.kernels.fused_add_rmsnorm`."""
     check_tensor("fused_add_rmsnorm", "residual", residual, input, input.shape)
-    check_weight("fused_add_rmsnorm", input, weight)
+    if weight.shape != input.shape[-1:] or weight.device != input.device:
+        refuse_weight("fused_add_rmsnorm", input, weight)
     check_written("fused_add_rmsnorm", "input", input)
     check_written("fused_add_rmsnorm", "residual", residual)
     check_disjoint("fused_add_rmsnorm", "input", input, "residual", residual)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 
@@ -19,7 +20,8 @@ def rmsnorm(
     input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """input / sqrt(mean(input**2, -1) + eps) * weight, in fp32. See `rapid_llm.kernels.rmsnorm`."""
-    check_weight("rmsnorm", input, weight)
+    if weight.shape != input.shape[-1:] or weight.device != input.device:
+        refuse_weight("rmsnorm", input, weight)
     if out is not None:
         check_tensor("rmsnorm", "out", out, input, input.shape)
         check_alias("rmsnorm", out, "input", input)
@@ -35,15 +37,13 @@ def rmsnorm(
     return out.copy_(normalise(input.float(), weight, eps))
 
 
-def check_weight(op: str, input: torch.Tensor, weight: torch.Tensor) -> None:
-    """Raise unless `weight` has one element a column of `input`: a broadcast one would be silently wrong."""
-    if weight.shape != input.shape[-1:]:
-        raise ArgumentError(
-            f"{op}: weight must have the same shape as a row of input, {tuple(input.shape[-1:])}: "
-            f"got {tuple(weight.shape)}"
-        )
-    if weight.device != input.device:
-        raise ArgumentError(f"{op}: weight is on {weight.device}, input on {input.device}; CUDA and CPU do not mix")
+def refuse_weight(op: str, input: torch.Tensor, weight: torch.Tensor) -> NoReturn:
+    """A weight that does not have one element a column would broadcast, and be silently wrong."""
+    row = tuple(input.shape[-1:])
+    if weight.shape != row:
+        got = tuple(weight.shape)
+        raise ArgumentError(f"{op}: weight must have the same shape as a row of input, {row}: got {got}")
+    raise ArgumentError(f"{op}: weight is on {weight.device}, input on {input.device}; CUDA and CPU do not mix")
 
 
 def normalise(input: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None) -> torch.Tensor:

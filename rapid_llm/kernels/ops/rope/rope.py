@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 
@@ -21,42 +22,56 @@ def rope(
     interleaved: bool = False,
 ) -> None:
     """Rotate query and key in place by their positions, in fp32. See `rapid_llm.kernels.rope`."""
-    _check(query, key, positions, cos_sin_cache)
+    q_shape, k_shape = query.shape, key.shape
+    if (
+        len(q_shape) != 3
+        or len(k_shape) != 3
+        or q_shape[0] != k_shape[0]
+        or q_shape[2] != k_shape[2]
+        or positions.shape != q_shape[:1]
+        or cos_sin_cache.dtype is not torch.float32
+        or not query.device == positions.device == cos_sin_cache.device
+    ):
+        _refuse(query, key, positions, cos_sin_cache)
+    rotary = cos_sin_cache.shape[-1]
+    if cos_sin_cache.dim() != 2 or rotary % 2 or rotary > q_shape[2]:
+        _refuse(query, key, positions, cos_sin_cache)
+    check_kind("rope", "key", key, query)
+    joint = _side_by_side(query, key)
+    if not joint:
+        check_written("rope", "query", query)
+        check_written("rope", "key", key)
+        check_disjoint("rope", "query", query, "key", key)
     if use_triton("rope", query) and attempt("rope", _launch, query, key, positions, cos_sin_cache, interleaved):
         return
-    tokens = query.shape[0]
-    if not tokens:
+    if not q_shape[0]:
         return
-    cos, sin = _angles(positions, cos_sin_cache, tokens)
-    joint = _joint(query, key)
-    for x in (query, key) if joint is None else (joint,):
-        _rotate(x, cos, sin, interleaved)
+    cos, sin = _angles(positions, cos_sin_cache, q_shape[0])
+    if joint:
+        _rotate(query, q_shape[1] + k_shape[1], cos, sin, interleaved)
+    else:
+        _rotate(query, q_shape[1], cos, sin, interleaved)
+        _rotate(key, k_shape[1], cos, sin, interleaved)
 
 
-def _check(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> None:
-    q_shape, k_shape = query.shape, key.shape
-    if len(q_shape) != 3 or len(k_shape) != 3 or q_shape[0] != k_shape[0] or q_shape[2] != k_shape[2]:
+def _refuse(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> NoReturn:
+    q_shape, k_shape = tuple(query.shape), tuple(key.shape)
+    if len(q_shape) != 3 or len(k_shape) != 3 or q_shape[::2] != k_shape[::2]:
         raise ArgumentError(
-            f"rope: query and key must be (tokens, heads, head_dim) with the same tokens and head_dim: got "
-            f"{tuple(q_shape)} and {tuple(k_shape)}"
+            f"rope: query and key must be (tokens, heads, head_dim) of the same tokens and head_dim: got {q_shape} "
+            f"and {k_shape}"
         )
     if positions.shape != q_shape[:1]:
         raise ArgumentError(f"rope: positions must have shape ({q_shape[0]},), got {tuple(positions.shape)}")
-    rotary = table.shape[-1]
-    if table.dtype is not torch.float32 or table.dim() != 2 or rotary % 2 or rotary > q_shape[2]:
+    if not query.device == positions.device == table.device:
         raise ArgumentError(
-            "rope: cos_sin_cache must be float32 (max_position, rotary_dim), rotary_dim even and at most head_dim "
-            f"{q_shape[2]}: got {table.dtype} {tuple(table.shape)}"
-        )
-    check_kind("rope", "key", key, query)
-    if positions.device != query.device or table.device != query.device:
-        raise ArgumentError(
-            f"rope: positions ({positions.device}) and cos_sin_cache ({table.device}) must be where query is: "
+            f"rope: positions ({positions.device}) and cos_sin_cache ({table.device}) must be where query is, "
             f"{query.device}; CUDA and CPU do not mix"
         )
-    check_written("rope", "query", query)
-    check_written("rope", "key", key)
-    check_disjoint("rope", "query", query, "key", key)
+    raise ArgumentError(
+        "rope: cos_sin_cache must be float32 (max_position, rotary_dim), rotary_dim even and at most head_dim "
+        f"{q_shape[2]}: got {table.dtype} {tuple(table.shape)}"
+    )
 
 
 def _angles(positions: torch.Tensor, table: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,24 +91,33 @@ def _angles(positions: torch.Tensor, table: torch.Tensor, tokens: int) -> tuple[
     return table.as_strided(size, stride, start), table.as_strided(size, stride, start + half * step)
 
 
-def _joint(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """Query and key as one tensor where key's heads follow query's in memory: the views of a fused projection."""
-    stride = query.stride()
-    if (
-        key.stride() != stride
-        or key.storage_offset() - query.storage_offset() != query.shape[1] * stride[1]
-        or key.untyped_storage().data_ptr() != query.untyped_storage().data_ptr()
-    ):
-        return None
+def _side_by_side(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether key's heads follow query's in memory, as in the output of a fused projection: then both are one tensor.
+
+    No element is then shared: heads are as far apart as they are long, and tokens as all heads together.
+    """
     tokens, heads, dim = query.shape
-    return query.as_strided((tokens, heads + key.shape[1], dim), stride, query.storage_offset())
+    token, head, step = query.stride()
+    key_token, key_head, key_step = key.stride()
+    return (
+        head == key_head
+        and step == key_step == 1
+        and head >= dim
+        and key.storage_offset() - query.storage_offset() == heads * head
+        and (tokens == 1 or token == key_token >= (heads + key.shape[1]) * head)
+        and key.untyped_storage().data_ptr() == query.untyped_storage().data_ptr()
+    )
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> None:
-    tokens, heads, _ = x.shape
-    half = cos.shape[-1]
+def _rotate(x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> None:
+    """Rotate the `heads` heads that start where x starts; more than x has where key lies behind query."""
+    tokens, half = x.shape[0], cos.shape[-1]
     token, head, step = x.stride()
     start = x.storage_offset()
+    if interleaved and x.dtype is torch.float32 and step == 1 and not (token | head | start) & 1:
+        pairs = x.as_strided((tokens, heads, half, 2), (token, head, 2, 1), start)
+        torch.view_as_complex(pairs).mul_(torch.complex(cos, sin))
+        return
     stride, second = ((token, head, 2 * step), step) if interleaved else ((token, head, step), half * step)
     a = x.as_strided((tokens, heads, half), stride, start)
     b = x.as_strided((tokens, heads, half), stride, start + second)
