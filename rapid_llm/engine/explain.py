@@ -45,7 +45,9 @@ class Binding:
         """(row, reason) of rows that a change of the installation or the options would admit."""
         for verdict in self.explanation.rows:
             codes = {reason.code for reason in verdict.reasons}
-            if codes and codes <= set(WORTH_TELLING):
+            if codes == {"rounding"}:
+                yield verdict.row.name, f"rounds {', '.join(verdict.row.roundings)}, which dtype='auto' allows on a CPU"
+            elif codes and codes <= set(WORTH_TELLING):
                 text = "; ".join(f"{reason.text} ({reason.fix})" for reason in verdict.reasons)
                 yield verdict.row.name, text
 
@@ -96,12 +98,14 @@ class EngineExplanation:
 
     def _table(self) -> list[str]:
         """One line for each op and row, with the sizes for which it is chosen."""
-        places: dict[tuple[str, str, str], list[str]] = {}
+        places: dict[tuple[str, str, str], dict[str, None]] = {}
+        everywhere: dict[str, dict[str, None]] = {}
         for b in self.bindings:
-            found = places.setdefault((b.what, b.row, b.why), [])
-            if b.where not in found:
-                found.append(b.where)
+            places.setdefault((b.what, b.row, b.why), {})[b.where] = None
+            everywhere.setdefault(b.op, {})[b.where] = None
         rows = [("op", "for", "row", "why")]
-        rows += [(what, ", ".join(where), row, why) for (what, row, why), where in places.items()]
+        for (what, row, why), where in places.items():
+            every = where == everywhere[what.split(" ", 1)[0]]
+            rows.append((what, "every size" if every else ", ".join(where), row, why))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         return ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]

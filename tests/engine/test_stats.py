@@ -139,10 +139,10 @@ def packing_row() -> Any:
         name="imaginary/linear.packed",
         op="linear",
         backend="imaginary",
-        target="imaginary_library:linear",
+        target="rapid_llm.kernels.ops.gemm.linear:linear",
         available="imaginary_library:available",
         schemes=("q4_1",),
-        prepack="imaginary_library:prepack",
+        prepack="rapid_llm.kernels.ops.gemm.linear:linear",  # never called: only that it is there counts
     )
     register(spec)
     yield spec
@@ -178,7 +178,7 @@ def test_explain_says_what_runs_and_why() -> None:
     assert data["ops"][0]["row"] == "native/sample"
     assert data["ops"][0]["explanation"]["op"] == "sample"
     text = str(working_llm().explain())
-    assert "1 token, 2-8 tokens" in text
+    assert "every size" in text
     assert "native/rmsnorm" in text
     assert "the floor of its op" in text
 
