@@ -64,7 +64,7 @@ class Engine:
         self._inbox: deque[tuple[str, Job]] = deque()
         self._jobs: dict[Request, Job] = {}
         self._turn = threading.Condition()
-        self._driving = False
+        self._driver: int | None = None
 
     def submit(self, job: Job) -> None:
         """Hand over a job whose requests are known to fit. It runs once somebody drives."""
@@ -75,22 +75,24 @@ class Engine:
 
         An exception inside a step ends every request in the engine with finish_reason `error` and is raised here.
         """
+        me = threading.get_ident()
         while True:
-            with self._turn:
-                while self._driving and not until():
-                    self._turn.wait()
-                if until():
-                    return
-                self._driving = True
-            try:
+            try:  # owning the turn is told by `_driver` alone, so that an interrupt at any point gives it up
+                with self._turn:
+                    while self._driver is not None and not until():
+                        self._turn.wait()
+                    if until():
+                        return
+                    self._driver = me
                 self._take_inbox()
                 if not until():
                     self._step()
             except BaseException as error:
-                self._fail(error)
+                if self._driver == me:
+                    self._fail(error)
                 raise
             finally:
-                self._give_up_turn()
+                self._give_up_turn(me)
 
     def abort(self, jobs: Sequence[Job]) -> None:
         """End what is unfinished of the jobs and free its cache: now, or before the next step if one is running.
@@ -100,14 +102,15 @@ class Engine:
         for job in jobs:
             if not job.finished:
                 self._inbox.append(("abort", job))
+        me = threading.get_ident()
         with self._turn:
-            if self._driving or not self._inbox:
+            if self._driver is not None or not self._inbox:
                 return
-            self._driving = True
+            self._driver = me
         try:
             self._take_inbox()
         finally:
-            self._give_up_turn()
+            self._give_up_turn(me)
 
     def check(self) -> None:
         """Raise `RuntimeError` if a page of the cache is lost or held twice. For tests; not while a step runs."""
@@ -118,10 +121,11 @@ class Engine:
         """Requests in the engine."""
         return len(self._jobs)
 
-    def _give_up_turn(self) -> None:
-        with self._turn:
-            self._driving = False
-            self._turn.notify_all()
+    def _give_up_turn(self, me: int) -> None:
+        if self._driver == me:
+            with self._turn:
+                self._driver = None
+                self._turn.notify_all()
 
     def _take_inbox(self) -> None:
         while self._inbox:

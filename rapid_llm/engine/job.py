@@ -67,7 +67,7 @@ class Job:
         self.prompt = prompt
         self.prompt_ids = prompt_ids
         self.failure: BaseException | None = None
-        self.metrics = RequestMetrics(arrival=arrival, prompt_tokens=len(prompt_ids))
+        self.metrics = RequestMetrics(arrival=arrival, samples=params.n, prompt_tokens=len(prompt_ids))
         self._vocabulary = vocabulary
         self._events: deque[_Event] | None = deque() if streamed else None
         stop_ids = frozenset(params.stop_ids if params.ignore_eos else (*params.stop_ids, *end_ids))

@@ -27,11 +27,12 @@ TokenLogprobs = dict[int, Logprob]
 class RequestMetrics:
     """Seconds on the engine's clock, and counts. first_token, finished: None until then.
 
-    prompt_tokens: of the prompt. output_tokens: over all `n` samples. preemptions: how often a sample had to give up
-    its cache and compute it again.
+    samples: `n`. prompt_tokens: of the prompt. output_tokens: over all `n` samples. preemptions: how often a sample
+    had to give up its cache and compute it again.
     """
 
     arrival: float
+    samples: int = 1
     first_token: float | None = None
     finished: float | None = None
     prompt_tokens: int = 0
@@ -44,10 +45,11 @@ class RequestMetrics:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Output tokens after the first ones, over the time they took; None where there is no such span yet."""
-        if self.first_token is None or self.finished is None or self.finished <= self.first_token:
+        """Output tokens after each sample's first, over the time since the first; None where there are none."""
+        later = self.output_tokens - self.samples
+        if later <= 0 or self.first_token is None or self.finished is None or self.finished <= self.first_token:
             return None
-        return self.output_tokens / (self.finished - self.first_token)
+        return later / (self.finished - self.first_token)
 
 
 @dataclass(slots=True)

@@ -259,7 +259,7 @@ def test_metrics_tell_what_happened() -> None:
     assert (metrics.prompt_tokens, metrics.output_tokens, metrics.preemptions) == (5, 10, 0)
     assert 0 < metrics.time_to_first_token < 10
     assert metrics.first_token < metrics.finished
-    assert metrics.tokens_per_second > 0
+    assert metrics.tokens_per_second == pytest.approx(8 / (metrics.finished - metrics.first_token))
     totals = llm._engine.totals
     assert (totals.prefill_tokens, totals.decode_tokens) == (10, 8)
     assert (totals.prefill_steps, totals.decode_steps) == (1, 4)
