@@ -64,6 +64,7 @@ def check_callable(
     seeds: tuple[int, ...] | None = None,
     row: KernelSpec | None = None,
     name: str | None = None,
+    first_failure: bool = False,
 ) -> Report:
     """Run all cases of `op` over any callable with the op's signature; `row` adds declared limits, roundings,
     prepack."""
@@ -78,6 +79,8 @@ def check_callable(
     run = Run(op, fn, row, torch.device(device), scheme, report)
     for case in probes.load(op.cases)(dtype, device, scheme, budget=budget):
         run.case(case, chosen)
+        if first_failure and report.failures:
+            break
     report.seconds = time.perf_counter() - started
     return report
 
