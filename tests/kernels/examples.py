@@ -64,6 +64,21 @@ def _odd_blocks(rows: int, elements: int, scheme: str) -> torch.Tensor:
     return _blocks(rows, elements + 32, scheme)[:, 1 : 1 + elements // 32 * BLOCK_BYTES[scheme]]
 
 
+def _attention(
+    tokens: int, sequences: int, q_heads: int, kv_heads: int, dim: int, *, ragged: bool, dtype: torch.dtype
+) -> tuple[Any, ...]:
+    query = torch.zeros(tokens, q_heads, dim, dtype=dtype)
+    k_cache, v_cache = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
+    offsets = (torch.zeros(sequences + 1, dtype=torch.int32),) if ragged else ()
+    lens, table = torch.zeros(sequences, dtype=torch.int32), torch.zeros(sequences, 3, dtype=torch.int32)
+    return query, k_cache, v_cache, *offsets, lens, table, dim**-0.5
+
+
+def _logits(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    row = torch.zeros(rows)
+    return torch.zeros(rows, vocab, dtype=dtype), row, row.int(), row, row, row
+
+
 EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "scale": [
         ("aligned", lambda dtype: ((torch.zeros(4, 4096, dtype=dtype), 0.3), {})),
@@ -102,25 +117,33 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
         ("small model", lambda dtype: (_cache_write(3, 64, dtype=dtype), {})),
         ("8B", lambda dtype: (_cache_write(8, 128, dtype=dtype), {})),
     ],
+    "attention.decode": [
+        ("8B, one sequence", lambda dtype: (_attention(1, 1, 4, 1, 128, ragged=False, dtype=dtype), {})),
+        ("small model, a batch", lambda dtype: (_attention(9, 9, 9, 3, 64, ragged=False, dtype=dtype), {})),
+    ],
+    "attention.prefill": [
+        ("8B", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {})),
+        ("small model, short chunks", lambda dtype: (_attention(6, 3, 9, 3, 64, ragged=True, dtype=dtype), {})),
+        ("odd width", lambda dtype: (_attention(200, 1, 2, 2, 80, ragged=True, dtype=dtype), {})),
+    ],
+    "sample": [
+        ("152k", lambda dtype: (_logits(2, 151936, dtype=dtype), {})),
+        ("tiny, padded rows", lambda dtype: ((_logits(3, 99, dtype=dtype)[0][:, 1:], *_logits(3, 9, dtype)[1:]), {})),
+    ],
     "linear": [
         *(
-            (f"dense, {rows} rows", lambda dtype, m=rows: ((*_linear(m, 576, 960, dtype=dtype),), {}))  # type: ignore[misc]
-            for rows in (1, 5, 24, 40, 1000)
+            (f"dense, {rows} rows", lambda dtype, m=rows: (_linear(m, 576, 960, dtype=dtype), {}))  # type: ignore[misc]
+            for rows in (1, 24, 1000)
         ),
-        ("dense, 8B", lambda dtype: ((*_linear(512, 4096, 14336, dtype=dtype),), {})),
         ("odd, bias", lambda dtype: ((*_linear(3, 33, 65, dtype=dtype), torch.zeros(65, dtype=dtype)), {})),
-        (
-            "strided",
-            lambda dtype: ((torch.zeros(4, 3, 66, dtype=dtype)[:, ::2, ::2], _matrix(33, 65, dtype=dtype).t()), {}),
-        ),
+        ("strided", lambda dtype: ((_matrix(9, 66, dtype=dtype)[:, ::2], _matrix(33, 65, dtype=dtype).t()), {})),
         *(
             (f"{scheme}, {rows} rows", lambda dtype, m=rows, s=scheme: _linear_blocks(m, 576, 960, s, dtype=dtype))  # type: ignore[misc]
-            for scheme in BLOCK_BYTES
-            for rows in (1, 5, 24, 40, 1000)
+            for scheme, rows in (("q4_1", 1), ("q4_1", 1000), ("q8_0", 24), ("q4_0", 40))
         ),
         (
-            "q4_1, odd address",
-            lambda dtype: ((torch.zeros(2, 64, dtype=dtype), _odd_blocks(33, 64, "q4_1")), {"scheme": "q4_1"}),
+            "odd address",
+            lambda dtype: ((_matrix(2, 64, dtype=dtype), _odd_blocks(33, 64, "q4_1")), {"scheme": "q4_1"}),
         ),
     ],
 }
