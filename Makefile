@@ -40,7 +40,7 @@ TEST := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-dev,bench
 endif
 
-.PHONY: help run test test-floor test-interpreter test-gpu test-gpu-here lint bench docs clean python FORCE
+.PHONY: help run test test-floor test-interpreter test-compiles test-gpu test-gpu-here lint bench docs clean python FORCE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,10 +48,13 @@ help: ## list the targets
 run: $(BASE) ## make the environment, fetch the default model, and let it speak
 	$(PY) -m rapid_llm.cli generate --chat --model "$(MODEL)" "$(PROMPT)"
 
-test: test-floor test-interpreter ## every test that this machine can run
+test: test-floor test-compiles test-interpreter ## every test that this machine can run
 
 test-floor: $(TEST)
-	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest $(PYTEST_ARGS)
+	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -m "not compiles" $(PYTEST_ARGS)
+
+test-compiles: $(TEST)
+	$(PY) -m pytest -m compiles tests/kernels $(PYTEST_ARGS)
 
 test-interpreter: $(TEST)
 	TRITON_INTERPRET=1 $(PY) -m pytest -m interpreter tests/kernels $(PYTEST_ARGS)

@@ -1,4 +1,4 @@
-"""Who may import whom, and what an import may cost: the arrows of the house, and a cheap, harmless import."""
+"""Who may import whom, and what an import may cost."""
 
 from __future__ import annotations
 
@@ -143,23 +143,6 @@ def test_the_core_imports_nothing_heavy() -> None:
     _python("-c", code)
 
 
-def test_import_writes_nothing_and_opens_no_socket(tmp_path: Path) -> None:
-    """Catches P23 and P41: files written, folders made, or a network asked, by an import."""
-    code = (
-        "import os, sys\n"
-        "def hook(event, args):\n"
-        "    flags = args[2] if event == 'open' and isinstance(args[2], int) else 0\n"
-        "    writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)\n"
-        "    if writes or event in ('os.mkdir', 'os.rename', 'socket.connect', 'subprocess.Popen'):\n"
-        "        print(event, args, file=sys.stderr); os._exit(3)\n"
-        "sys.dont_write_bytecode = True\n"
-        "sys.addaudithook(hook)\n"
-        "import rapid_llm.kernels, rapid_llm.cli, rapid_llm.bench\n"
-    )
-    _python("-c", code, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_importing_the_kernels_is_quick() -> None:
     """Catches P39: an import that costs more than 60 ms, which every command would pay.
 
@@ -168,20 +151,3 @@ def test_importing_the_kernels_is_quick() -> None:
     code = "import time; t = time.process_time(); import rapid_llm.kernels; print(time.process_time() - t)"
     best = min(float(_python("-c", code)) for _ in range(5)) * 1000
     assert best <= IMPORT_LIMIT_MS, f"import rapid_llm.kernels takes {best:.1f} ms (limit {IMPORT_LIMIT_MS:g} ms)"
-
-
-def test_importing_everything_leaves_cuda_alone_so_that_forks_work() -> None:
-    """Catches P38: CUDA initialised by an import or a probe; a forked child could then use no GPU."""
-    code = (
-        "import os, torch, rapid_llm.kernels, rapid_llm.kernels.registry as r\n"
-        "from rapid_llm.kernels.registry import probes\n"
-        "from rapid_llm import platform\n"
-        "platform.cpu_info(); platform.has_nvidia()\n"
-        "for op in r.ops():\n"
-        "    for row in r.rows(op.id): probes.check(row.available, row.target)\n"
-        "assert not torch.cuda.is_initialized()\n"
-        "pid = os.fork()\n"
-        "if pid == 0: os._exit(int(torch.cuda._is_in_bad_fork()))\n"
-        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    _python("-c", code)

@@ -11,6 +11,12 @@ from rapid_llm.bench.compare import AGAIN
 from tests.bench.fakes import FakeClock
 
 
+@pytest.fixture(autouse=True)
+def no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a fake clock they change nothing; in a long test session each takes many milliseconds."""
+    monkeypatch.setattr("gc.collect", lambda: 0)
+
+
 def _drifting(clock: FakeClock, ns: float, drift: float, jitter: float, rng: random.Random):
     """An arm's work: `ns`, growing by `drift` over each millisecond of fake time, with a jitter of +-`jitter`."""
 
@@ -68,9 +74,8 @@ def test_ratios_are_per_unit_of_work_and_against_the_fastest_rival() -> None:
     assert result.speedup("slow").median == 1.0
 
 
-def test_drift_gives_no_phantom_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drift_gives_no_phantom_difference() -> None:
     """Catches B29: with a steady slow-down, equal arms must not be called different, in 200 simulated runs."""
-    monkeypatch.setattr("gc.collect", lambda: 0)  # takes 9 ms, 5,000 times
     rng, wrong = random.Random(0), 0
     for _ in range(200):
         clock = FakeClock()
