@@ -1,0 +1,49 @@
+"""GGUF blocks to dense fp32 in plain PyTorch, on any device: the floor under every quantised row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
+
+PIECE = 2**19
+"""Weights dequantised at a time: 2 MiB of fp32, so that the five passes over a piece stay in the cache."""
+
+
+def dequantise(weight: Tensor, scheme: str) -> Tensor:
+    """(rows, bytes) uint8 blocks of any strides to (rows, weights) fp32, contiguous.
+
+    d * q is exact in fp32 (11 + 8 bits), so each weight is rounded once at most. Formats: `block_formats`.
+    """
+    blocks = weight.reshape(-1, BLOCK_BYTES[scheme])
+    if scheme == "q8_0":
+        values = _codes(blocks[:, 2:], torch.int8).float().mul_(_halves(blocks, 0))
+    else:
+        packed = blocks[:, -(BLOCK // 2) :]
+        values = torch.cat((packed & 15, packed >> 4), 1).float()
+        if scheme == "q4_0":
+            values.sub_(8)
+        values.mul_(_halves(blocks, 0))
+        if scheme == "q4_1":
+            values.add_(_halves(blocks, 2))
+    return values.view(weight.shape[0], weight.shape[1] // BLOCK_BYTES[scheme] * BLOCK)
+
+
+def pieces(weight: Tensor, scheme: str, elements: int = PIECE) -> Iterator[tuple[int, Tensor]]:
+    """(first row, fp32 rows) of a weight in order, with about `elements` weights in each piece: scratch is bounded."""
+    features = weight.shape[1] // BLOCK_BYTES[scheme] * BLOCK
+    count = max(1, elements // max(features, 1))
+    for first in range(0, weight.shape[0], count):
+        yield first, dequantise(weight[first : first + count], scheme)
+
+
+def _codes(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def _halves(blocks: Tensor, start: int) -> Tensor:
+    """The fp16 at byte `start` of each block, (blocks, 1) fp32. Copied out first: it may lie at an odd address."""
+    return _codes(blocks[:, start : start + 2], torch.float16).float()
