@@ -27,10 +27,14 @@ def run(
     json: bool,
 ) -> None:
     """Generate for `prompt` and print: the text as it comes, or everything as JSON once it is done."""
+    from rapid_llm.engine.text.tokenizer import require_text
+
     params = make_params(sampling)
     text = _read_stdin() if prompt == "-" else prompt
     if not text:
         fail("the prompt is empty; give at least one character", USAGE)
+    with usage():
+        require_text(text, "the prompt")
     llm = make_llm(model, options)
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(llm.stats()) if stats else None
