@@ -124,7 +124,6 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "attention.prefill": [
         ("8B", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {})),
         ("small model, short chunks", lambda dtype: (_attention(6, 3, 9, 3, 64, ragged=True, dtype=dtype), {})),
-        ("odd width", lambda dtype: (_attention(200, 1, 2, 2, 80, ragged=True, dtype=dtype), {})),
     ],
     "sample": [
         ("152k", lambda dtype: (_logits(2, 151936, dtype=dtype), {})),
