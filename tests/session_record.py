@@ -31,6 +31,8 @@ class SessionRecord:
             entry["properties"] = dict(report.user_properties)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if not self.tests:  # nothing ran: an older file is worth more
+            return
         from rapid_llm.bench import machine_record, machine_slug, write_json
 
         path = self.path.with_name(self.path.name.replace("{machine}", machine_slug()))
