@@ -11,9 +11,9 @@ _hidden = frozenset(name for name in os.environ.get("RAPID_LLM_TEST_WITHOUT", ""
 _find = importlib.machinery.PathFinder.find_spec
 
 
-def _find_spec(name, path=None, target=None):
+def _find_spec(_class, name, path=None, target=None):
     return None if name.partition(".")[0] in _hidden else _find(name, path, target)
 
 
 if _hidden:
-    importlib.machinery.PathFinder.find_spec = _find_spec
+    importlib.machinery.PathFinder.find_spec = classmethod(_find_spec)
