@@ -7,6 +7,9 @@ at the head of the line; its tokens are computed again later. Two rules bound th
 - a request whose worst case exceeds the pool is refused when it comes, so the oldest request can always go on;
 - a preempted request returns only when the worst cases of all running ones and its own fit together, so that it is
   preempted at most once.
+
+`running` is in order of arrival, and only its last request can be in the middle of its prompt. So a step goes from
+old to young, and whoever is preempted has not been given a chunk of that step yet.
 """
 
 from __future__ import annotations
@@ -79,10 +82,7 @@ class Scheduler:
                     budget -= count
         if self.preemptions == preempted_before:
             budget = self._admit(prefills, budget)
-        chunks = decodes + prefills
-        if self.preemptions != preempted_before:  # a chunk may belong to a request that was preempted after it
-            chunks = [chunk for chunk in chunks if chunk.request.pages.ids]
-        return chunks
+        return decodes + prefills
 
     def commit(self, chunk: Chunk) -> None:
         """Note that the chunk's tokens are in the cache."""
