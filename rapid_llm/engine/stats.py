@@ -250,7 +250,7 @@ def _packs(row_name: str) -> bool:
 
 @cache
 def _signature(op_id: str) -> tuple[list[str], dict[str, Any], Callable[..., Any]]:
-    """An op's positional parameters, its defaults, and its `work`, which lies above the engine, so it is found by name."""
+    """An op's positional parameters, its defaults, and its `work`, which lies above the engine: found by name."""
     op = get_op(op_id)
     module, _, name = op.work.partition(":")
     names = [name for name, kind, _ in op.parsed.parameters() if kind == "pos"]
