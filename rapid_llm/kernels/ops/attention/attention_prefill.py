@@ -109,6 +109,8 @@ def _attend_causal(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     if query.is_cuda:
         hidden = torch.ones(rows, length, dtype=torch.bool, device=query.device).triu_(length - rows + 1)
         return attend_exactly(query, keys, values, hidden, scale)
+    if not scale > 0:  # torch scales its mask along with the scores: -inf must stay -inf
+        query, scale = query * scale, 1.0
     if rows == 1:
         return scaled_dot_product_attention(query, keys, values, scale=scale, enable_gqa=True)
     if rows == length:  # torch's own causal mask counts from the first key
