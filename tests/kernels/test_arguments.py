@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,6 +60,19 @@ def test_overlaps_tells_columns_apart() -> None:
     assert not overlaps(fused[:, 9:12], fused[:, :9])
     assert overlaps(fused[:, :10], fused[:, 9:12])
     assert overlaps(fused[:, :9], fused[1:, :1])
+
+
+def test_overlaps_looks_into_gaps() -> None:
+    """Catches: a strided view taken for as long as its elements are many."""
+    every_other = BUFFER[0:20:2]
+    assert overlaps(BUFFER[15:18], every_other)
+    assert overlaps(every_other, BUFFER[15:18])
+
+
+def test_check_written_refuses_windows() -> None:
+    """Catches: only expanded tensors refused, and sliding windows let through."""
+    with pytest.raises(ArgumentError, match=r"op: elements of x share memory"):
+        check_written("op", "x", BUFFER[:100].unfold(0, 4, 2))
 
 
 @settings(max_examples=200, deadline=None)

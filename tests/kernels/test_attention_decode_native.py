@@ -60,7 +60,7 @@ def test_large_scores_keep_their_order(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_many_small_weights_beside_a_large_one(device: str) -> None:
     """Catches: fp16 probabilities among the subnormals, each off by up to 3 % and always the same way."""
-    length, score = 512, -13.8  # exp(-13.8) is 17 steps of 2**-24 and a bit
+    length, score = 512, -13.7734375  # its exponential is 17.5 steps of 2**-24
     paged = Paged.make([length], 1, 16, dtype=torch.float16, device=device, page=16)
     paged.k_cache.fill_(0)
     paged.k_cache[..., 0] = score

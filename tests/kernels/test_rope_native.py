@@ -40,6 +40,30 @@ def test_fused_projection(device: str, tokens: int, interleaved: bool) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("order", ["key first", "a gap", "tokens inside heads", "another stride"])
+def test_views_that_only_look_fused(device: str, tokens: int, order: str) -> None:
+    """Catches: query and key of one buffer taken for neighbours when they are not."""
+    buffer = torch.randn(16, 16, 8, device=device)
+    if order == "key first":
+        query, key = buffer[:tokens, 3:9], buffer[:tokens, :3]
+    elif order == "a gap":
+        query, key = buffer[:tokens, :6], buffer[:tokens, 7:9]
+    elif order == "another stride":  # the first token's key follows its query, those of later tokens do not
+        query, key = buffer.as_strided((tokens, 2, 8), (40, 8, 1), 0), buffer.as_strided((tokens, 1, 8), (80, 8, 1), 16)
+    else:  # heads are the outer dimension: key's follow query's, but a token's own heads lie far apart
+        query, key = buffer[:6, :tokens].transpose(0, 1), buffer[6:9, :tokens].transpose(0, 1)
+    apart = query.clone(), key.clone()
+    rest = buffer.clone()
+    positions = torch.tensor([2, 0, 3][:tokens], device=device)
+    rope(query, key, positions, table(4, 8, device))
+    rope(*apart, positions, table(4, 8, device))
+    assert torch.equal(query, apart[0])
+    assert torch.equal(key, apart[1])
+    assert int((buffer != rest).sum()) <= query.numel() + key.numel()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_is_a_rotation_by_the_position(device: str, interleaved: bool) -> None:
     """Catches: sine and cosine swapped, a wrong sign, the wrong pairs. e^(i a) times e^(i b) is e^(i (a + b))."""
