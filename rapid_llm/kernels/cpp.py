@@ -19,8 +19,6 @@ import threading
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from rapid_llm import settings
 from rapid_llm.platform import cpu_info
 
@@ -130,6 +128,8 @@ def _compiler() -> Path | None:
 
 def _openmp() -> tuple[str, ...]:
     """torch's own OpenMP runtime as a link input: a second runtime's threads would fight with torch's for the cores."""
+    import torch  # here, so that asking `available()` does not load it
+
     return tuple(str(p) for p in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))[:1])
 
 
