@@ -31,6 +31,12 @@ class Binding:
         return cls(where, op, " ".join(parts), handle.spec.name, handle.explain())
 
     @property
+    def kind(self) -> str:
+        """`what` without the features."""
+        scheme = self.explanation.facts.scheme
+        return self.op if scheme is None else f"{self.op} {scheme}"
+
+    @property
     def why(self) -> str:
         """In a line: what proves the row, who forced it, and what it rounds."""
         chosen = next(v for v in self.explanation.rows if v.row.name == self.row)
@@ -97,15 +103,19 @@ class EngineExplanation:
     __repr__ = __str__
 
     def _table(self) -> list[str]:
-        """One line for each op and row, with the sizes for which it is chosen."""
-        places: dict[tuple[str, str, str], dict[str, None]] = {}
-        everywhere: dict[str, dict[str, None]] = {}
+        """One line for each op and row that are chosen for the same sizes and the same reason."""
+        every: dict[str, dict[str, None]] = {}
+        chosen: dict[tuple[str, str], dict[str, None]] = {}
         for b in self.bindings:
-            places.setdefault((b.what, b.row, b.why), {})[b.where] = None
-            everywhere.setdefault(b.op, {})[b.where] = None
+            chosen.setdefault((b.what, b.row), {})[b.where] = None
+            every.setdefault(b.op, {})[b.where] = None
+        lines: dict[tuple[str, str, str, str], set[str]] = {}
+        for b in self.bindings:
+            where = chosen[b.what, b.row]
+            place = "every size" if where == every[b.op] else ", ".join(where)
+            lines.setdefault((b.kind, place, b.row, b.why), set()).add(b.what)
         rows = [("op", "for", "row", "why")]
-        for (what, row, why), where in places.items():
-            every = where == everywhere[what.split(" ", 1)[0]]
-            rows.append((what, "every size" if every else ", ".join(where), row, why))
+        for (kind, place, row, why), whats in lines.items():
+            rows.append((kind if len(whats) == 1 else f"{kind} ({len(whats)} shapes)", place, row, why))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         return ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]

@@ -163,7 +163,8 @@ class LLM:
             "dtype": f"{self.options.dtype} (activations and cache {activations})",
             "threads": self.threads,
             "context": f"{self.max_model_len} tokens",
-            "cache": f"{self.kv_cache_tokens} tokens",
+            "cache": f"{self.kv_cache_tokens} tokens"
+            + (", memory taken as it fills" if self.device.type == "cpu" else ""),
             "step": f"at most {self._engine.scheduler.max_batch_tokens} tokens, "
             f"{self._engine.scheduler.max_running} requests",
             "deterministic": self.options.deterministic,

@@ -262,7 +262,7 @@ def measured_bandwidth(device: torch.device) -> tuple[float, str]:
     """Read bandwidth of `device`'s memory in bytes a second, and how it was measured."""
     if device.type == "cpu":
         found = importlib.import_module("rapid_llm.bench").read_bandwidth()
-        return found.bytes_per_second, f"{found.by}, {found.threads} threads"
+        return found.bytes_per_second, f"{found.by}, {found.threads} thread{'s'[: found.threads > 1]}"
     buffer = torch.ones(1 << 28, device=device)
     timer = call_timer("cuda")
     times = [timer.seconds(timer.measure(buffer.sum, (), {})[1]) for _ in range(8)]
