@@ -14,6 +14,8 @@ from tests.kernels.devices import DEVICES
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
+NAMES = ("logits", "temperature", "top_k", "top_p", "min_p", "uniform")
+
 VOCAB = 700 if INTERPRETED else 5000
 """Several chunks and a ragged last one; in the interpreter a row of 5000 takes half a second."""
 
@@ -40,7 +42,7 @@ def draw(
 
 
 def check(ids: torch.Tensor, args: tuple[torch.Tensor, ...]) -> None:
-    allowed, invalid = acceptable(*(a.cpu() for a in args))
+    allowed, invalid = acceptable(**dict(zip(NAMES, (a.cpu() for a in args), strict=True)))
     ids = ids.cpu()
     assert bool((ids[invalid] == -1).all()), ids
     good = allowed[torch.arange(len(ids)), ids.clamp(min=0)] & (ids >= 0)
@@ -62,7 +64,7 @@ def check(ids: torch.Tensor, args: tuple[torch.Tensor, ...]) -> None:
     ],
 )
 def test_several_chunks(device: str, spread: float, filters: dict[str, float]) -> None:
-    """Catches: a floor that cuts a token off which the filters keep, a wrong threshold, an order lost between chunks."""
+    """Catches: a floor that cuts off what the filters keep, a wrong threshold, an order lost between chunks."""
     g = torch.Generator().manual_seed(3)
     rows = 2 if INTERPRETED else 8
     logits = (torch.randn(rows, VOCAB, generator=g) * spread).to(device)
@@ -153,8 +155,14 @@ def test_without_triton(spread: float) -> None:
     g = torch.Generator().manual_seed(7)
     logits = torch.randn(40, 200, generator=g) * spread
     logits[0, 3], logits[1, 4], logits[2] = float("nan"), float("inf"), -float("inf")
-    parameters = [torch.tensor(c)[torch.arange(40) % len(c)] for c in (
-        [0.0, 0.7, 1.0, 3.0, 1.0], [0, 3, 500], [1.0, 0.9, 0.0, 0.5], [0.0, 0.2, 0.0], [0.0, 0.99, 0.4, 0.7, 0.1, 0.6, 0.2])]  # fmt: skip
+    choices = (
+        [0.0, 0.7, 1.0, 3.0, 1.0],
+        [0, 3, 500],
+        [1.0, 0.9, 0.0, 0.5],
+        [0.0, 0.2, 0.0],
+        [0.0, 0.99, 0.4, 0.7, 0.1, 0.6, 0.2],
+    )
+    parameters = [torch.tensor(c)[torch.arange(40) % len(c)] for c in choices]
     parameters[1] = parameters[1].int()
     args = (logits, *parameters)
     check(module._sample_on_device(*args, torch.empty(40, dtype=torch.int64)), args)

@@ -27,9 +27,13 @@ from rapid_llm.kernels.ops.triton_support import launch, tl, triton
 CHUNK: Final = 256
 """Tokens per surveyed chunk: fine enough that top_k up to vocab / CHUNK finds a floor."""
 
-_MIN_CANDIDATES: Final = 2048
 _LARGEST = tl.constexpr(0x7FFFFFFF)
 _SMALLEST = tl.constexpr(-0x80000000)
+
+
+def candidate_capacity(vocab: int) -> int:
+    """Tokens per row that the workspace holds, of 8 bytes each: beyond them a search over the row costs no more."""
+    return max(2048, vocab // 8)
 
 
 @tiles("sample")
@@ -326,7 +330,7 @@ def launch_sample(
     rows, vocab = logits.shape
     device = logits.device
     chunks = -(-vocab // CHUNK)
-    capacity = max(_MIN_CANDIDATES, vocab // 8)
+    capacity = candidate_capacity(vocab)
     floats = torch.empty(rows * (2 * chunks + capacity), dtype=torch.float32, device=device)
     ints = torch.empty(rows * (chunks + capacity), dtype=torch.int32, device=device)
     stride_row, stride_col = logits.stride()
