@@ -37,6 +37,24 @@ def test_rows_of_zeros(device: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), 1e30])
+def test_special_values(device: str, rows: int, special: float) -> None:
+    """Catches: a NaN that one token's host scalar swallows; the rest of its row must be NaN too, other rows not."""
+    x, weight = torch.ones(rows, 64, device=device), torch.ones(64, device=device)
+    x[0, 5] = special
+    result = rmsnorm(x, weight)
+    if special == 1e30:  # its square overflows fp32, in which the op is defined
+        assert bool((result[0] == 0).all())
+    elif special == float("inf"):
+        assert bool(result[0, 5].isnan())
+        assert int((result[0] == 0).sum()) == 63
+    else:
+        assert bool(result[0].isnan().all())
+    assert bool(result[1:].isfinite().all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("hidden", [16384, 16385, 40000])
 def test_rows_too_long_for_registers(device: str, hidden: int) -> None:
     """Catches: the second way through the kernel (several blocks a row) dropping a tail, also in place."""
