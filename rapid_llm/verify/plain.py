@@ -110,9 +110,8 @@ def dequantise(data: Tensor, scheme: str, fault: str = "") -> Tensor:
     blocks = data.reshape(-1, size)
     d = blocks[:, :2].contiguous().view(torch.float16).float()
     if scheme == "q8_0":
-        return (blocks[:, 2:].contiguous().view(torch.int8).float() * d).reshape(
-            data.shape[0], data.shape[1] // size * BLOCK
-        )
+        values = blocks[:, 2:].contiguous().view(torch.int8).float() * d
+        return values.reshape(data.shape[0], data.shape[1] // size * BLOCK)
     codes = blocks[:, size - 16 :]
     low, high = codes & 15, codes >> 4
     if fault == "nibbles interleaved":
@@ -216,8 +215,8 @@ def _attention(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, seen: int, factor: float, fault: str
 ) -> Tensor:
     """One query token (heads, dim) over the first `seen` keys."""
-    if seen <= 0 and fault != "no keys unhandled":
-        return torch.zeros(query.shape)
+    if seen <= 0:  # an unguarded softmax divides 0 by 0
+        return torch.full(query.shape, math.nan if fault == "no keys unhandled" else 0.0)
     if fault == "sees one more":
         seen += 1
     elif fault == "sees one less":
@@ -324,7 +323,9 @@ def _choose(z: Tensor, temperature: float, top_k: float, top_p: float, min_p: fl
     if top_p < 1.0 and fault != "top_p ignored":
         kept = torch.where(keep, probs, torch.zeros_like(probs)).double()
         total = 1.0 if fault == "top_p of everything" else float(kept.sum())
-        more = torch.stack([kept[probs > p].sum() for p in probs])
+        values, place, counts = torch.unique(kept, return_inverse=True, return_counts=True)
+        mass = values * counts
+        more = (mass.flip(0).cumsum(0).flip(0) - mass)[place]  # mass of the strictly more probable tokens
         if fault == "top_p stops short":
             keep &= (more + kept <= top_p * total) | (more == 0)
         else:

@@ -35,7 +35,7 @@ def scale(dtype: str, device: Device, scheme: str | None = None, *, budget: str 
     if not check_budget(budget):
         return [
             case("empty", (0, 8), 0.3),
-            case("tail", (257,), 0.3, "offset", outs=aliased[:2]),
+            case("tail", (257,), 0.3, "offset", outs=aliased),
             case("rows", (3, 40), 2.0, "stepped"),
             case("rows", (5, 33), 0.3, "transposed"),
             case("rows", (4, 9), 0.3, "expanded"),

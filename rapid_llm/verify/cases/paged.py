@@ -209,7 +209,8 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
             case("empty", ()),
             case("borders", (15, 0, 17), (2, 1), 16, layout="fused", outs=strided),
             case("plain", (33,), (3, 3), 24, cache="paired", table="stepped"),
-            case("sharp", (20,), (4, 1), 16, spread=6.0),
+            case("sharp", (20,), (4, 2), 16, spread=6.0),
+            case("special", (18,), (4, 2), 16, special="value"),
         ]
     ratios = ((1, 1), (4, 4), (9, 3), (8, 2), (8, 1), (16, 2))
     return [
@@ -249,6 +250,7 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
             case("whole", [(5, 5), (0, 7), (3, 3)], (2, 1), 16, layout="fused", outs=strided),
             case("resumed", [(3, 18), (1, 17)], (3, 3), 24, cache="paired", table="stepped"),
             case("no keys", [(2, 0), (4, 2)], (2, 1), 16),
+            case("special", [(2, 18)], (4, 2), 16, special="key"),
         ]
     ratios = ((1, 1), (4, 4), (9, 3), (8, 1))
     return [

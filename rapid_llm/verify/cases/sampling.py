@@ -97,6 +97,8 @@ def sample(dtype: str, device: Device, scheme: str | None = None, *, budget: str
             case("greedy", 3, 33, {"temperature": 0.0}, draw=ties(3, 33)),
             case("all", 12, 65, layout="stepped", outs=("strided",)),
             case("ties", 8, 20, draw=ties(8, 20), params="stepped"),
+            case("temperature", 12, 20, {"temperature": 0.3, **PLAIN}),
+            case("filtered", 12, 20, {"temperature": 1.5, "top_k": 6, "top_p": 0.7, "min_p": 0.0}),
             case("unusable", 6, 40, draw=unusable(40)),
         ]
     filters = [
