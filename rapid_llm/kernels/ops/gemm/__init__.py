@@ -81,3 +81,74 @@ register(
         roundings=("input:bf16", "weight:bf16", "output:bf16"),
     ),
 )
+
+
+_TORCH = "rapid_llm.kernels.ops.gemm.linear_torch"
+_ROWWISE = "rapid_llm.kernels.ops.gemm.linear_rowwise"
+_BF16 = ("input:bf16", "weight:bf16", "output:bf16")
+_FEW, _MANY = Dim("tokens", max=31), Dim("tokens", min=32)
+
+
+def _torch(
+    variant: str, target: str, available: str, priority: int, tokens: Dim, schemes: tuple[str, ...], **fields: Any
+) -> list[KernelSpec]:
+    """CPU rows made of operators that torch ships, one a scheme: for machines that cannot build the C++ rows, and for
+    dense weights. `tokens` is where the row is fast."""
+    return [
+        KernelSpec(
+            name="torch/linear." + (variant if scheme == "unquantized" else f"{scheme}_{variant}"),
+            op="linear",
+            backend="torch",
+            target=target,
+            available=available,
+            devices=("cpu",),
+            dtypes=("fp32",),
+            schemes=(scheme,),
+            priority=priority,
+            **{"shape": Shape(prefer=(tokens,)), **fields},
+        )
+        for scheme in schemes
+    ]
+
+
+register(
+    # A view of the weight, no copy.
+    *_torch(
+        *("gemv", f"{_TORCH}:linear_gemv", f"{_TORCH}:available_gemv", 20, _FEW, SCHEMES[:1]),
+        shape=Shape(require=(Dim("out_features", multiple_of=8),), prefer=(_FEW,)),
+        layout=("weight:last_dim_contiguous",),
+    ),
+    # Dense fp32, 4 bytes a weight: where FBGEMM is missing.
+    *_torch(
+        *("gemv32", f"{_TORCH}:linear_gemv", f"{_TORCH}:available_gemv", 10, _FEW, SCHEMES[1:]),
+        shape=Shape(require=(Dim("out_features", multiple_of=8),), prefer=(_FEW,)),
+        prepack=f"{_TORCH}:pack_dense",
+    ),
+    # Codes, 1 byte a weight and a quarter for scales.
+    *_torch(
+        *("bag", f"{_ROWWISE}:linear_bag", f"{_ROWWISE}:available", 20, Dim("tokens", max=1), SCHEMES[1:]),
+        prepack=f"{_ROWWISE}:pack_bags",
+    ),
+    # The blocks, reordered: as big as they were, q8_0 a sixth bigger.
+    *_torch(
+        *("unpack", f"{_ROWWISE}:linear_unpack", f"{_ROWWISE}:available", 15, Dim("tokens", min=2), SCHEMES[1:]),
+        prepack=f"{_ROWWISE}:pack_blocks",
+    ),
+    *_torch(
+        *("unpack_bf16", f"{_ROWWISE}:linear_unpack_bf16", f"{_ROWWISE}:available_bf16", 25, _MANY, SCHEMES[1:]),
+        prepack=f"{_ROWWISE}:pack_blocks",
+        roundings=_BF16,
+    ),
+    # Dense fp16, 2 bytes a weight.
+    *_torch(
+        *("fp16", f"{_TORCH}:linear_fp16", f"{_TORCH}:available_fp16", 22, _FEW, SCHEMES),
+        prepack=f"{_TORCH}:pack_fp16",
+        roundings=("weight:fp16",),
+    ),
+    # Dense bf16, 2 bytes a weight.
+    *_torch(
+        *("bf16", f"{_TORCH}:linear_bf16", f"{_TORCH}:available_bf16", 25, _MANY, SCHEMES[:1]),
+        prepack=f"{_TORCH}:pack_bf16",
+        roundings=_BF16,
+    ),
+)
