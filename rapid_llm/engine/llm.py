@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -85,10 +88,11 @@ class LLM:
         self.options = options
         self.tokenizer = tokenizer
         self.device = device
-        self.max_model_len = _context(options.max_model_len, config.max_model_len)
+        context = _context(options.max_model_len, config.max_model_len)
         self.threads = torch.get_num_threads()
         token_bytes = bytes_per_token(config, decoder.activation_dtype)
-        tokens = choose_tokens(options.kv_cache_tokens, self.max_model_len, token_bytes, free_memory(device))
+        tokens = choose_tokens(options.kv_cache_tokens, context, token_bytes, free_memory(device))
+        self.max_model_len = context if options.kv_cache_tokens is not None else _affordable(options, context, tokens)
         self.kv_cache_tokens = tokens
         self._kv_bytes = tokens * token_bytes
         pool = KVPool(tokens // PAGE_SIZE + 1, PAGE_SIZE)
@@ -247,6 +251,19 @@ class LLM:
                 yield from job.deltas()
         finally:
             self._engine.abort([job])
+
+
+def _affordable(options: EngineOptions, context: int, tokens: int) -> int:
+    """The context that a cache sized by the free memory can hold: shortened, aloud, unless it was asked for."""
+    if tokens >= context:
+        return context
+    if options.max_model_len is not None:
+        raise ValueError(
+            f"max_model_len={context} needs a key/value cache of as many tokens and the free memory holds {tokens}: "
+            "lower max_model_len, free memory, or set kv_cache_tokens"
+        )
+    _log.warning("the free memory holds %d tokens of key/value cache: the context is that, not %d", tokens, context)
+    return tokens
 
 
 def _use_threads(options: EngineOptions, device: torch.device) -> None:

@@ -60,9 +60,12 @@ class Request:
         return self.max_len - 1
 
     def append(self, token: int) -> None:
-        """Take a sampled token and end the request where a token alone can end it (stop ids, length)."""
+        """Take a sampled token and end the request where a token alone can end it: a stop id, or the length.
+
+        The sampler does not draw a stop id within the first `min_tokens`.
+        """
         self.ids.append(token)
-        if token in self.stop_ids and self.output_len > self.params.min_tokens:
+        if token in self.stop_ids:
             self.finish_reason = "stop"
             self.stop_reason = token if token in self.params.stop_ids else None
         elif len(self.ids) >= self.max_len:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rapid_llm import LLM
+from rapid_llm import LLM, SamplingParams
 from rapid_llm.engine.kv_memory import allocate, bytes_per_token, choose_tokens, free_memory
 from rapid_llm.engine.loading import resolve_device
 from rapid_llm.engine.options import BATCH_TOKENS, DEFAULTS, KV_CONTEXTS, KV_MEMORY_SHARE, PAGE_SIZE, EngineOptions
@@ -90,6 +90,18 @@ def test_cache_size_follows_the_free_memory() -> None:
         choose_tokens(None, 8192, 46080, 1 << 20)
     with pytest.raises(ValueError, match=r"kv_cache_tokens=1000000 takes 42\.92 GiB and 1\.00 GiB are free"):
         choose_tokens(10**6, 8192, 46080, 1 << 30)
+
+
+def test_little_memory_shortens_the_context_aloud(monkeypatch: Any, caplog: Any) -> None:
+    """Catches a context that no cache holds: every request without max_tokens would be refused."""
+    config = MockConfig(max_model_len=256)  # 16 bytes a token
+    monkeypatch.setattr("rapid_llm.engine.llm.free_memory", lambda device: 4096)
+    llm = make_llm(random_logits(), config, kv_cache_tokens=None)
+    assert llm.max_model_len == llm.kv_cache_tokens == 128
+    assert "holds 128 tokens of key/value cache: the context is that, not 256" in caplog.text
+    assert llm.generate("p", SamplingParams(max_tokens=None, seed=0, ignore_eos=True))[0].outputs[0].token_ids
+    with pytest.raises(ValueError, match=r"max_model_len=200 .* holds 128"):
+        make_llm(random_logits(), config, kv_cache_tokens=None, max_model_len=200)
 
 
 def test_free_memory_is_a_plausible_number() -> None:
