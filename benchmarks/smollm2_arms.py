@@ -6,6 +6,8 @@ runs a plain loop over its model with a growing cache, which is faster than its 
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,12 +61,12 @@ class Peer:
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.name = f"transformers {str(dtype).removeprefix('torch.')}"
         self.model = model.to(dtype).eval()
+        # Its name changed within version 5.
+        self._cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     @classmethod
     def load(cls, path: Path) -> list[Peer]:
         """float32 and bfloat16. Raises `ImportError` naming the extra if transformers cannot read the file."""
-        import copy
-
         try:
             import accelerate
             import gguf
@@ -72,6 +74,7 @@ class Peer:
         except ImportError as error:
             raise ImportError(f"{error}: the comparison needs 'pip install rapid-llm[bench]'") from error
         del accelerate, gguf  # transformers needs both to read GGUF, and says so only in a long traceback
+        transformers.utils.logging.disable_progress_bar()
         model = transformers.AutoModelForCausalLM.from_pretrained(
             str(path.parent), gguf_file=path.name, dtype=torch.float32, attn_implementation="sdpa"
         )
@@ -89,7 +92,7 @@ class Peer:
         cache, token = state
         ids = []
         for _ in range(tokens):
-            done = self.model(token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            done = self.model(token, **{self._cache: cache}, use_cache=True, logits_to_keep=1)
             token = done.logits[:, -1].argmax(-1, keepdim=True)
             ids.append(int(token))
         return ids

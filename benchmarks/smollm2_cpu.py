@@ -115,8 +115,13 @@ def rows_of(llm: Any) -> list[str]:
 
 
 def progress(what: str) -> Any:
+    """A line drawn over on a terminal, else one line at the end."""
+
     def show(done: int, total: int) -> None:
-        print(f"\r{what}: round {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            print(f"\r{what}: round {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif done == total:
+            print(f"{what}: {total} rounds", file=sys.stderr, flush=True)
 
     return show
 
