@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ class Peer:
         except ImportError as error:
             raise ImportError(f"{error}: the comparison needs 'pip install rapid-llm[bench]'") from error
         del accelerate, gguf  # transformers needs both to read GGUF, and says so only in a long traceback
-        transformers.utils.logging.disable_progress_bar()
+        os.environ.setdefault("TQDM_DISABLE", "1")
+        transformers.utils.logging.set_verbosity_error()
         model = transformers.AutoModelForCausalLM.from_pretrained(
             str(path.parent), gguf_file=path.name, dtype=torch.float32, attn_implementation="sdpa"
         )
