@@ -35,6 +35,8 @@ def check(query: torch.Tensor, paged: Paged, chunks: list[int], scale: float) ->
         ([1], [1]),
         ([33], [33]),
         ([40], [7]),
+        ([34], [4]),  # the first token sees one key less than a whole block of 32 ...
+        ([66], [4]),  # ... or 64
         ([5, 1, 20, 3], [5, 1, 4, 0]),
         ([0, 6, 0], [0, 2, 0]),
         ([3, 4], [5, 4]),  # a chunk longer than its sequence: its first tokens see nothing

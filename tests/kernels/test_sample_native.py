@@ -83,6 +83,15 @@ def test_more_candidates_than_the_workspace(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("filters", [{"top_k": 650}, {"top_p": 0.99, "temperature": 3.0}, {"min_p": 1e-4}])
+def test_several_blocks_of_candidates(device: str, filters: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a running sum, count or order lost between the blocks of one program."""
+    monkeypatch.setattr(_search, "resolve_tiles", lambda op, device, vocab: {"BLOCK": 256, "num_warps": 2})
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(6)).to(device)
+    check(*draw(logits, torch.tensor([0.2, 0.6, 0.97], device=device), **filters))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_greedy_takes_the_lowest_of_equal_maxima(device: str) -> None:
     """Catches: a later maximum, also one in another chunk; -0.0 and 0.0 told apart; a padded tail winning."""
     logits = torch.full((3, VOCAB), -1.0, device=device)

@@ -144,11 +144,11 @@ def _search(
 
 
 @triton.jit
-def _floor(tops, mass, top, temperature, top_k, top_p, min_p, chunks, vocab):
+def _floor(tops, mass, top, temperature, top_k, top_p, min_p, vocab):
     """A value that every token surviving the filters reaches; -inf where there is none to be had."""
     by_count = (top_k > 0) & (top_k < vocab)
     low = _key(tl.full((), float("-inf"), tl.float32))
-    high = tl.where(by_count & (top_k <= chunks), _key(top), low)
+    high = tl.where(by_count, _key(top), low)  # with fewer chunks than top_k none is reached, and -inf remains
     keys = _key(tops)
     while low < high:
         middle = (low.to(tl.int64) + (high.to(tl.int64) - low.to(tl.int64) + 1) // 2).to(tl.int32)
@@ -263,7 +263,7 @@ def _choose(
     drawn = tl.min(tl.where(beyond, chunk, _LARGEST), 0)
     drawn = tl.where(drawn < _LARGEST, drawn, tl.max(tl.where(masses > 0.0, chunk, 0), 0))
     before = tl.where(filtered, 0.0, tl.sum(tl.where(chunk < drawn, masses, 0.0), 0))
-    floor = _floor(tops, mass, top, temperature, top_k, top_p, min_p, chunks, vocab)
+    floor = _floor(tops, mass, top, temperature, top_k, top_p, min_p, vocab)
     floor = tl.where(filtered, floor, float("-inf"))
     begin = tl.where(filtered, 0, drawn * CHUNK)
     end = tl.where(random, tl.where(filtered, vocab, tl.minimum(begin + CHUNK, vocab)), begin)
