@@ -8,7 +8,7 @@ import torch
 from rapid_llm.kernels.ops.elementwise.scale import scale
 from tests.kernels.devices import DEVICES, DTYPES
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 SIZES = [0, 1, 128, 1024, 4096, 4097, 65536]
 FACTORS = [0.5, 1.0, 2.0, 0.3]
