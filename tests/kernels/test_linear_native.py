@@ -20,6 +20,15 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore::Runti
 GGML = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1"}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Cases are small: one thread is faster, and does not fight other processes for the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def _blocks(rows: int, features: int, scheme: str) -> torch.Tensor:
     return random_blocks(torch.Generator().manual_seed(rows), rows, features, scheme)
 

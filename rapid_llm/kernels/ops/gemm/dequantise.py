@@ -32,10 +32,10 @@ def dequantise(weight: Tensor, scheme: str) -> Tensor:
     return values.view(weight.shape[0], weight.shape[1] // BLOCK_BYTES[scheme] * BLOCK)
 
 
-def pieces(weight: Tensor, scheme: str, elements: int = PIECE) -> Iterator[tuple[int, Tensor]]:
-    """(first row, fp32 rows) of a weight in order, with about `elements` weights in each piece: scratch is bounded."""
+def pieces(weight: Tensor, scheme: str) -> Iterator[tuple[int, Tensor]]:
+    """(first row, fp32 rows) of a weight in order, up to `PIECE` weights or one row at a time: scratch is bounded."""
     features = weight.shape[1] // BLOCK_BYTES[scheme] * BLOCK
-    count = max(1, elements // max(features, 1))
+    count = max(1, PIECE // max(features, 1))
     for first in range(0, weight.shape[0], count):
         yield first, dequantise(weight[first : first + count], scheme)
 

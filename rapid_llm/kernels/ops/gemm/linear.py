@@ -11,7 +11,7 @@ from torch import Tensor
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_tensor, check_written, walk_rows
 from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES, row_bytes
 from rapid_llm.kernels.ops.gemm import linear_quantised
-from rapid_llm.kernels.ops.gemm.dequantise import PIECE, dequantise, pieces
+from rapid_llm.kernels.ops.gemm.dequantise import pieces
 from rapid_llm.kernels.ops.gemm.precision import exact_linear
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
@@ -86,13 +86,11 @@ def _by_torch(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -
         return flat.view(*input.shape[:-1], weight.shape[0])
     wide = input.float()
     wide_bias = None if bias is None else bias.float()
-    if weight.shape[0] * input.shape[-1] <= PIECE:
-        return exact_linear(wide, dequantise(weight, scheme), wide_bias).to(input.dtype)
-    result = torch.empty((*input.shape[:-1], weight.shape[0]), dtype=input.dtype, device=input.device)
+    parts = [input.new_empty(*input.shape[:-1], 0)]
     for first, dense in pieces(weight, scheme):
-        last = first + dense.shape[0]
-        result[..., first:last] = exact_linear(wide, dense, None if wide_bias is None else wide_bias[first:last])
-    return result
+        part = None if wide_bias is None else wide_bias[first : first + dense.shape[0]]
+        parts.append(exact_linear(wide, dense, part).to(input.dtype))
+    return parts[1] if len(parts) == 2 else torch.cat(parts, -1)
 
 
 @tiles("linear")

@@ -1,0 +1,215 @@
+"""`torch/linear.*`: rows of `linear` for the CPU from torch's own operators."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rapid_llm.kernels import dispatch, registry
+from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES
+from rapid_llm.kernels.ops.gemm import linear_rowwise, linear_torch
+from rapid_llm.kernels.ops.gemm.dequantise import dequantise
+from rapid_llm.kernels.ops.triton_support import INTERPRETED
+from rapid_llm.kernels.registry import KernelSpec, probes
+from rapid_llm.verify.conformance import check_callable
+from rapid_llm.verify.formats import random_blocks
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="no Triton in these rows")
+
+SCHEMES = tuple(BLOCK_BYTES)
+ROWS = [row for row in registry.rows("linear") if row.backend == "torch"]
+
+needs_fbgemm = pytest.mark.skipif(
+    "fbgemm" not in torch.backends.quantized.supported_engines, reason="this torch has no FBGEMM for this CPU"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Cases are small: one thread is faster, and does not fight other processes for the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _blocks(rows: int, features: int, scheme: str) -> torch.Tensor:
+    return random_blocks(torch.Generator().manual_seed(rows), rows, features, scheme)
+
+
+def _runs_here(row: KernelSpec) -> KernelSpec:
+    """A row that waits for bf16 hardware computes the same, only slowly, without it: let it be checked everywhere."""
+    name = (row.available or "").replace("rowwise:available_bf16", "rowwise:available")
+    name = name.replace("torch:available_bf16", "torch:available_gemv")
+    return dataclasses.replace(row, available=name)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_conforms(row: KernelSpec) -> None:
+    """Catches: wrong values at any row count, layout, bias or scale, and a rounding that the row does not declare."""
+    row = _runs_here(row)
+    probe = probes.check(row.available, row.target)
+    if not probe.ok:
+        pytest.skip(probe.text)
+    fn = registry.load_target(row.name)
+    report = check_callable(registry.get_op("linear"), fn, dtype="fp32", scheme=row.schemes[0], seeds=(0,), row=row)
+    assert report.ok, report
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_unpacking_is_exact(scheme: str) -> None:
+    """Catches: nibbles in GGUF's order, a bias rounded to fp16, any second rounding."""
+    weight = _blocks(37, 160, scheme)
+    packed = linear_rowwise.pack_blocks(weight, scheme)
+    assert packed.numel() == 37 * 5 * (40 if scheme == "q8_0" else 20)
+    assert torch.equal(linear_rowwise._unpack(packed), dequantise(weight, scheme))
+
+
+@needs_fbgemm
+def test_unpacking_a_scale_whose_shift_leaves_fp16() -> None:
+    """Catches: 8 d = inf, which makes every weight of the block a NaN."""
+    weight = _blocks(3, 64, "q4_0")
+    weight[1, :2] = torch.tensor([60000.0], dtype=torch.float16).view(torch.uint8)
+    packed = linear_rowwise.pack_blocks(weight, "q4_0")
+    assert torch.equal(linear_rowwise._unpack(packed), dequantise(weight, "q4_0"))
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bag_errs_like_a_dense_product(scheme: str) -> None:
+    """Catches: a bag row that is within the worst case, but adds an error of its own (a centre left out, say)."""
+    weight, x = _blocks(480, 576, scheme), torch.randn(1, 576)
+    dense = dequantise(weight, scheme)
+    exact = x.double() @ dense.double().t()
+    result = linear_rowwise.linear_bag(x, linear_rowwise.pack_bags(weight, scheme), scheme=scheme)
+    plain = torch.nn.functional.linear(x, dense)
+    assert (result - exact).square().mean() <= 4 * (plain - exact).square().mean()
+
+
+@needs_fbgemm
+def test_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a whole weight unpacked at once, a piece lost, doubled or shifted against its bias."""
+    made: list[int] = []
+    unpack = linear_rowwise._unpack
+
+    def counted(weight: torch.Tensor) -> torch.Tensor:
+        dense = unpack(weight)
+        made.append(dense.numel())
+        return dense
+
+    monkeypatch.setattr(linear_rowwise, "_unpack", counted)
+    monkeypatch.setattr(linear_rowwise, "PIECE", 256)
+    weight, x, bias = _blocks(33, 64, "q4_1"), torch.randn(2, 3, 64), torch.randn(33)
+    packed = linear_rowwise.pack_blocks(weight, "q4_1")
+    whole = torch.nn.functional.linear(x, dequantise(weight, "q4_1"))
+    torch.testing.assert_close(linear_rowwise.linear_unpack(x, packed, bias, scheme="q4_1"), whole + bias)
+    product = linear_rowwise.linear_unpack_bf16(x, packed, scheme="q4_1")
+    torch.testing.assert_close(product, whole, rtol=0.03, atol=0.1)
+    assert len(made) == 18
+    assert max(made) == 256
+
+
+def test_gemv_passes_a_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: the input handed to the batched product with strides (1, 1), which is 5 times slower and looks alike."""
+    seen: list[tuple[int, ...]] = []
+    bmm = torch.bmm
+
+    def watched(weight: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        seen.append((*columns.shape, *columns.stride()))
+        assert weight.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
+        return bmm(weight, columns)
+
+    monkeypatch.setattr(torch, "bmm", watched)
+    matrix = torch.randn(96, 64)
+    for x in (torch.randn(1, 64), torch.randn(64), torch.randn(3, 128)[:, ::2]):
+        result = linear_torch.linear_gemv(x, matrix)
+        torch.testing.assert_close(result, x @ matrix.t())
+    assert seen == [(8, 64, 1, 0, 1, 64), (8, 64, 1, 0, 1, 64), (8, 64, 3, 0, 1, 64)]
+
+
+@needs_fbgemm
+def test_memory_that_rows_hold() -> None:
+    """Catches: a form that grew, or that tells the wrong size to a report of memory."""
+    weight, count = _blocks(192, 576, "q4_1"), 192 * 576
+    bags = linear_rowwise.pack_bags(weight, "q4_1")
+    assert bags.nbytes == sum(t.untyped_storage().nbytes() for t in (bags.table, bags.scale, bags.offset))
+    assert bags.nbytes <= 1.34 * count
+    assert bags.index is linear_rowwise.pack_bags(_blocks(192, 576, "q8_0"), "q8_0").index
+    assert linear_rowwise.pack_blocks(weight, "q4_1").nbytes == weight.nbytes
+    assert linear_torch.pack_fp16(weight, "q4_1").nbytes == 2 * count
+    assert linear_torch.pack_dense(weight, "q4_1").nbytes == 4 * count
+
+
+@needs_fbgemm
+def test_fp16_refuses_what_it_cannot_hold(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: FBGEMM's silent saturation at 65504."""
+    weight, x = torch.randn(16, 32), torch.randn(2, 32)
+    weight[3, 5] = 70000.0
+    packed = linear_torch.pack_fp16(weight, "unquantized")
+    assert "beyond fp16" in caplog.text
+    assert packed.nbytes == weight.nbytes
+    torch.testing.assert_close(linear_torch.linear_fp16(x, packed), x @ weight.t())
+
+
+@needs_fbgemm
+def test_a_wrong_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a torch whose embedding operators lay out rows otherwise, taken on trust."""
+    assert linear_rowwise.available() is True
+    monkeypatch.setattr(linear_rowwise, "_bags", lambda *_: torch.tensor([[4.0]]))
+    assert "[[4.0]] for [[3.0]]" in str(linear_rowwise.available())
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine on which C++ rows cannot be built."""
+    monkeypatch.setenv("RAPID_LLM_JIT", "off")
+    probes.forget()
+    yield
+    probes.forget()
+
+
+@needs_fbgemm
+@pytest.mark.parametrize(
+    ("scheme", "tokens", "allow", "row"),
+    [
+        ("q4_1", 1, (), "torch/linear.q4_1_bag"),
+        ("q4_1", 2, (), "torch/linear.q4_1_unpack"),
+        ("q4_1", 512, (), "torch/linear.q4_1_unpack"),
+        ("q8_0", 1, ("weight:fp16",), "torch/linear.q8_0_fp16"),
+        ("q8_0", 64, ("weight:fp16",), "torch/linear.q8_0_unpack"),
+        ("unquantized", 1, (), "torch/linear.gemv"),
+        ("unquantized", 64, (), "native/linear"),
+    ],
+)
+def test_choice(no_compiler: None, scheme: str, tokens: int, allow: tuple[str, ...], row: str) -> None:
+    """Catches: a preference or rank that gives a token count to a slower row."""
+    if row.endswith("gemv") and linear_torch.available_gemv() is not True:
+        pytest.skip("this torch has no MKL")
+    dims = {"tokens": tokens, "in_features": 576, "out_features": 960}
+    chosen = dispatch("linear", device="cpu", dtype="fp32", scheme=scheme, dims=dims, allow=allow, prepack=True)
+    assert chosen.spec.name == row, chosen.explain()
+
+
+@needs_fbgemm
+def test_refusals() -> None:
+    """Catches: another width read as this one, and a result broadcast into an `out` that is too large."""
+    weight = _blocks(16, 64, "q4_1")
+    packed = [
+        (linear_rowwise.linear_bag, linear_rowwise.pack_bags(weight, "q4_1")),
+        (linear_rowwise.linear_unpack, linear_rowwise.pack_blocks(weight, "q4_1")),
+        (linear_torch.linear_fp16, linear_torch.pack_fp16(weight, "q4_1")),
+        (linear_torch.linear_gemv, linear_torch.pack_dense(weight, "q4_1")),
+    ]
+    for fn, form in packed:
+        with pytest.raises(RuntimeError, match=r"linear.*64 features.*\(2, 32\)"):
+            fn(torch.zeros(2, 32), form, scheme="q4_1")
+        with pytest.raises(RuntimeError, match=r"linear.*float32.*float16"):
+            fn(torch.zeros(2, 64).half(), form, scheme="q4_1")
+        with pytest.raises(RuntimeError, match=r"linear.*bias.*same shape"):
+            fn(torch.zeros(2, 64), form, torch.zeros(1), scheme="q4_1")
+        with pytest.raises(RuntimeError, match=r"linear.*out.*same shape"):
+            fn(torch.zeros(1, 64), form, None, torch.zeros(4, 16), scheme="q4_1")
