@@ -39,7 +39,9 @@ def test_pages_are_conserved_under_random_use() -> None:
 def test_two_growing_holders_keep_consecutive_pages() -> None:
     """Catches an allocator that takes the lowest free page: the two sequences would interleave and need a gather."""
     pool = KVPool(41, 16)
-    a, b = Pages(), Pages()
+    a, b, gone = Pages(), Pages(), Pages()
+    assert pool.grow(gone, 1, 640)  # reserved everything, and must leave nothing reserved
+    pool.release(gone)
     for tokens in range(1, 161):
         assert pool.grow(a, tokens, 160)
         assert pool.grow(b, tokens, 160)

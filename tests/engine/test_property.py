@@ -17,7 +17,7 @@ from .mocks import EOS, VOCAB, MockConfig, MockDecoder, byte_tokenizer, random_l
 CONTEXT = 96
 TOKENIZER = byte_tokenizer()
 LOGITS = random_logits(likely=[*b"kbcz\xf0\x9f\xa6\x99", EOS], lift=4.0)
-SCENARIOS = 80
+SCENARIOS = 60
 
 Events = Counter[str]
 

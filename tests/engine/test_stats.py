@@ -123,6 +123,21 @@ def test_observing_changes_no_result() -> None:
     assert "which slows it" in str(report)
 
 
+def test_the_cost_of_watching_is_no_ones(monkeypatch: Any) -> None:
+    """Catches the observer's own time in the engine's share, or in an op's."""
+
+    def slow_work(*args: Any) -> Any:
+        time.sleep(10 * NAP)
+        return declared_work(*args)
+
+    monkeypatch.setattr("rapid_llm.engine.stats.declared_work", slow_work)
+    llm = working_llm()
+    with llm.stats(every=1) as stats:
+        llm.generate("hello", PARAMS)
+    ops = [f for f in stats.report(read_bandwidth=LIMIT).ops if f.phase == "decode"]
+    assert sum(f.seconds for f in ops) < ops[0].calls * 10 * NAP
+
+
 def test_a_block_without_steps_reports_nothing() -> None:
     """Catches a division by zero."""
     with working_llm().stats() as stats:
