@@ -9,11 +9,14 @@ import torch
 
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, evidence, probes
+from rapid_llm.kernels.registry.dispatcher import broken_text, with_sm
+from rapid_llm.kernels.registry.facts import Facts
+from rapid_llm.kernels.registry.filters import machine_reasons
 from rapid_llm.verify.cases.build import check_budget, torch_dtype
 from rapid_llm.verify.report import Failure, Report
 from rapid_llm.verify.runner import Fn, Run
 
-__all__ = ["SEEDS", "Failure", "Report", "check_callable", "check_row", "variants"]
+__all__ = ["SEEDS", "Failure", "Report", "check_callable", "check_row", "unavailable", "variants"]
 
 SEEDS: Final = {"full": (0, 1), "interpret": (0,)}
 
@@ -94,6 +97,14 @@ def variants(op: OpSpec, row: KernelSpec) -> list[tuple[str, str | None]]:
         for dtype in (row.dtypes or op.dtypes)
         if load(dtype, "meta", scheme, budget="interpret")
     ]
+
+
+def unavailable(row: KernelSpec, device: str) -> str:
+    """Why `row` cannot run on `device` here, in the words of `explain()`; empty if it can."""
+    kind, _, index = device.partition(":")
+    facts = with_sm(Facts(row.op, kind, int(index) if index else None))
+    reasons = machine_reasons(row, facts, broken_text(row.name))
+    return "; ".join(r.text for r in reasons if r.code != "unverified")
 
 
 def _device_label(device: str) -> str:

@@ -141,6 +141,10 @@ class Run:
             alias = how.partition(":")[2] if how.startswith("is:") else ""
             guard = args[alias] if alias else Guarded.empty(shape, dtype, self.device, strided=how == "strided")
         out = None if guard is None else guard.tensor
+        foreign = how == "strided" and standing(self.op, self.row, truth.values, out) is Standing.FOREIGN_LAYOUT
+        if foreign and self._refused(args, out):
+            self.report.refused += 1
+            return None
         result = self._invoke(args, out)
         if result is _RAISED:
             return None
@@ -301,12 +305,14 @@ class Run:
 
     def _refuses(self, values: dict[str, Any], state: Standing) -> bool:
         """Whether the row, which does not declare this layout, says so; if it answers, it must be right."""
-        if state is not Standing.FOREIGN_LAYOUT:
-            return False
-        positional, keywords = self._bind(self._guarded(values))
+        return state is Standing.FOREIGN_LAYOUT and self._refused(self._guarded(values), None)
+
+    def _refused(self, args: dict[str, Any], out: Tensor | None) -> bool:
+        positional, keywords = self._bind(args)
         try:
-            self.fn(*positional, **keywords)
+            self.fn(*positional, **keywords, **({} if out is None else {"out": out}))
         except (RuntimeError, ValueError):
+            self._untouched(args, set())
             return True
         return False
 

@@ -20,12 +20,12 @@ class Standing(enum.Enum):
     OUTSIDE = "outside"
 
 
-def standing(op: OpSpec, row: KernelSpec | None, values: dict[str, Any]) -> Standing:
-    """How `row` stands to a call with the arguments `values` (by name)."""
+def standing(op: OpSpec, row: KernelSpec | None, values: dict[str, Any], out: Any = None) -> Standing:
+    """How `row` stands to a call with the arguments `values` (by name) and `out`."""
     if row is None:
         return Standing.TAKEN
     bound, _ = bind(op, (), values)
-    facts = replace(read(op, dims_reader(op), bound), allow=frozenset(row.roundings), prepack=True)
+    facts = replace(read(op, dims_reader(op), bound, out), allow=frozenset(row.roundings), prepack=True)
     codes = {reason.code for reason in judge(row, with_sm(facts), forced=True, broken=None).reasons}
     if not codes:
         return Standing.TAKEN

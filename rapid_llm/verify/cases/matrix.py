@@ -200,7 +200,7 @@ class _Linear:
         return Case(f"special/{m}/{k}->{n}", make)
 
     def extremes(self) -> list[Case]:
-        """Numbers whose exponents differ widely, or blocks whose scales are the largest that the input's dtype holds."""
+        """Numbers whose exponents differ widely, or blocks whose scales are the largest that the dtype can hold."""
         largest = 500.0 if self.kind == torch.float16 else 65504.0
 
         def spread_out(g: torch.Generator) -> dict[str, object]:

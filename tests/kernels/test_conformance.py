@@ -1,0 +1,69 @@
+"""Every registered row that can run on this machine, over every case of its op.
+
+One test is one row, dtype and scheme; it goes red where the row is wrong for any shape, layout, number or aliasing in
+the cases of `rapid_llm.verify.cases`. On the CPU this suite is what lets a row into default dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import rapid_llm.kernels.ops  # noqa: F401  (registers the rows)
+from rapid_llm.kernels import registry
+from rapid_llm.kernels.ops.triton_support import INTERPRETED
+from rapid_llm.kernels.registry import KernelSpec
+from rapid_llm.verify.conformance import check_row, unavailable, variants
+
+ROWS = [
+    pytest.param(row, dtype, scheme, id=f"{row.name}-{dtype}{f'-{scheme}' if scheme else ''}")
+    for op in registry.ops()
+    for row in registry.rows(op.id)
+    for dtype, scheme in variants(op, row)
+]
+NOT_INTERPRETED = pytest.mark.skipif(INTERPRETED, reason="test_triton_interpreter runs the interpreter's own set")
+THREADED = [p for p in ROWS if not p.values[0].is_native]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Cases are small; threads that wait for each other on a busy machine would multiply the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _check(row: KernelSpec, dtype: str, scheme: str | None, device: str, budget: str) -> None:
+    if reason := unavailable(row, device):
+        pytest.skip(f"{row.name}: {reason}")
+    report = check_row(row.op, row.name, device=device, dtype=dtype, scheme=scheme, budget=budget)
+    assert report.ok, str(report)
+
+
+@pytest.mark.skipif(
+    INTERPRETED, reason="Triton's interpreter stands in for the CPU path; test_triton_interpreter runs it"
+)
+@pytest.mark.parametrize(("row", "dtype", "scheme"), ROWS)
+def test_row_on_cpu(row: KernelSpec, dtype: str, scheme: str | None) -> None:
+    """Would go red if the row were wrong, or wrote, read or returned anything but what the op says."""
+    _check(row, dtype, scheme, "cpu", "full")
+
+
+@pytest.mark.skipif(
+    INTERPRETED, reason="Triton's interpreter stands in for the CPU path; test_triton_interpreter runs it"
+)
+@pytest.mark.parametrize(("row", "dtype", "scheme"), THREADED)
+def test_row_on_cpu_with_threads(row: KernelSpec, dtype: str, scheme: str | None) -> None:
+    """Would go red if a row that divides its work among threads left some of it undone, or did some twice."""
+    torch.set_num_threads(3)
+    _check(row, dtype, scheme, "cpu", "interpret")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("row", "dtype", "scheme"), ROWS)
+def test_row_on_gpu(row: KernelSpec, dtype: str, scheme: str | None) -> None:
+    """As on the CPU, on the first GPU."""
+    _check(row, dtype, scheme, "cuda", "full")
