@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -101,30 +100,47 @@ def loops_by_while() -> bool:
     return tuple(int(part) for part in triton_support.triton.__version__.split(".")[:2]) < (3, 7)
 
 
-def sequence_heads(cache: torch.Tensor, pages: Sequence[int], length: int) -> torch.Tensor:
-    """The first `length` rows of a sequence, (1, kv_heads, length, head_dim): a view where pages are consecutive."""
+def sequence_heads(
+    op: str, sequence: int, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: list[int], length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one sequence, each (1, kv_heads, length, head_dim): views where its pages are consecutive.
+
+    pages: what its table holds for `length` > 0 keys. Raises `ArgumentError` where these are too few or do not exist.
+    """
+    count, page_size = k_cache.shape[:2]
+    if length > len(pages) * page_size:
+        raise ArgumentError(
+            f"{op}: sequence {sequence} has {length} keys, its block_table row {len(pages)} pages of {page_size}"
+        )
+    first, last = pages[0], pages[0] + len(pages) - 1
+    in_a_row = pages[-1] == last and pages == list(range(first, last + 1))
+    if not in_a_row:
+        first, last = min(pages), max(pages)
+    if first < 0 or last >= count:
+        raise ArgumentError(
+            f"{op}: the block table of sequence {sequence} names pages {first} to {last}; "
+            f"the cache has pages 0 to {count - 1}"
+        )
+    if in_a_row:
+        keys, values = _rows_in_place(k_cache, first, length), _rows_in_place(v_cache, first, length)
+        if keys is not None and values is not None:
+            return keys, values
+    index = torch.tensor(pages, dtype=torch.int64, device=k_cache.device)
+    return _gathered_rows(k_cache, index, length), _gathered_rows(v_cache, index, length)
+
+
+def _rows_in_place(cache: torch.Tensor, first: int, length: int) -> torch.Tensor | None:
+    """A view from page `first` on, if the step from page to page continues the step from row to row."""
     _, page_size, heads, dim = cache.shape
     page_stride, row_stride, head_stride, dim_stride = cache.stride()
-    first = pages[0]
-    if page_stride == page_size * row_stride and list(pages) == list(range(first, first + len(pages))):
-        start = cache.storage_offset() + first * page_stride
-        return cache.as_strided((1, heads, length, dim), (0, head_stride, row_stride, dim_stride), start)
-    index = torch.tensor(pages, dtype=torch.int64, device=cache.device)
-    rows = cache.index_select(0, index).view(len(pages) * page_size, heads, dim)
-    return rows[:length].transpose(0, 1).unsqueeze(0)
+    if page_stride != page_size * row_stride:
+        return None
+    start = cache.storage_offset() + first * page_stride
+    return cache.as_strided((1, heads, length, dim), (0, head_stride, row_stride, dim_stride), start)
 
 
-def check_pages(op: str, sequence: int, length: int, max_pages: int, pages: Sequence[int], cache: torch.Tensor) -> None:
-    """Raise `ArgumentError` where a sequence is longer than its table or the table names a page that does not exist."""
-    if length > max_pages * cache.shape[1]:
-        raise ArgumentError(
-            f"{op}: sequence {sequence} has {length} keys, its block_table row {max_pages} pages of {cache.shape[1]}"
-        )
-    if min(pages) < 0 or max(pages) >= cache.shape[0]:
-        raise ArgumentError(
-            f"{op}: the block table of sequence {sequence} names pages {min(pages)} to {max(pages)}; "
-            f"the cache has pages 0 to {cache.shape[0] - 1}"
-        )
+def _gathered_rows(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
+    return cache.index_select(0, pages).flatten(0, 1)[:length].transpose(0, 1).unsqueeze(0)
 
 
 def attend_exactly(

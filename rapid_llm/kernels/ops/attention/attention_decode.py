@@ -18,7 +18,6 @@ from rapid_llm.kernels.ops.attention._paged import (
     allocate,
     attend_exactly,
     check_attention,
-    check_pages,
     loops_by_while,
     multiprocessors,
     probability_parts,
@@ -68,27 +67,30 @@ def _decode_on_cpu(
     scale: float,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    page_size, max_pages = k_cache.shape[1], block_table.shape[1]
+    page_size = k_cache.shape[1]
     lengths = seq_lens.tolist()
     used = [-(-length // page_size) for length in lengths]
     tables = block_table[:, : max(used, default=0)].tolist()
-    result = allocate(_OP, query, out) if out is not None or len(lengths) != 1 else None
+    if len(lengths) == 1 and lengths[0] > 0 and out is None:
+        keys, values = sequence_heads(_OP, 0, k_cache, v_cache, tables[0], lengths[0])
+        return _attend_one(query.unsqueeze(2), keys, values, scale).view(query.shape)
+    out = allocate(_OP, query, out)
     for i, length in enumerate(lengths):
         if length <= 0:
-            result = allocate(_OP, query, out) if result is None else result
-            result[i] = 0
+            out[i] = 0
             continue
-        pages = tables[i][: used[i]]
-        check_pages(_OP, i, length, max_pages, pages, k_cache)
-        keys, values = sequence_heads(k_cache, pages, length), sequence_heads(v_cache, pages, length)
-        row = query[i].unsqueeze(0).unsqueeze(2)
-        if query.dtype != torch.float32:  # 16-bit probabilities would not be accurate enough
-            row, keys, values = row.float(), keys.float(), values.float()
-        found = scaled_dot_product_attention(row, keys, values, scale=scale, enable_gqa=True)
-        if result is None:
-            return found.view(query.shape).to(query.dtype)
-        result[i] = found.view(query.shape[1:])
-    return result
+        keys, values = sequence_heads(_OP, i, k_cache, v_cache, tables[i][: used[i]], length)
+        out[i] = _attend_one(query[i : i + 1].unsqueeze(2), keys, values, scale).squeeze(0).squeeze(1)
+    return out
+
+
+def _attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """(1, heads, 1, head_dim) in query's dtype."""
+    if query.dtype == torch.float32:
+        return scaled_dot_product_attention(query, keys, values, scale=scale, enable_gqa=True)
+    # Weights of 16 bits would not be accurate enough.
+    found = scaled_dot_product_attention(query.float(), keys.float(), values.float(), scale=scale, enable_gqa=True)
+    return found.to(query.dtype)
 
 
 def _decode_on_device(

@@ -19,7 +19,6 @@ from rapid_llm.kernels.ops.attention._paged import (
     allocate,
     attend_exactly,
     check_attention,
-    check_pages,
     loops_by_while,
     probability_parts,
     sequence_heads,
@@ -80,7 +79,7 @@ def _prefill_by_sequence(
         raise ArgumentError(
             f"{_OP}: cu_seqlens_q must rise from 0 to at most {query.shape[0]} (the tokens of query), got {bounds}"
         )
-    page_size, max_pages = k_cache.shape[1], block_table.shape[1]
+    page_size = k_cache.shape[1]
     out[bounds[-1] :] = 0
     for i, length in enumerate(lengths):
         begin, end = bounds[i], bounds[i + 1]
@@ -90,8 +89,7 @@ def _prefill_by_sequence(
         if begin == end:
             continue
         pages = block_table[i, : -(-length // page_size)].tolist()
-        check_pages(_OP, i, length, max_pages, pages, k_cache)
-        keys, values = sequence_heads(k_cache, pages, length), sequence_heads(v_cache, pages, length)
+        keys, values = sequence_heads(_OP, i, k_cache, v_cache, pages, length)
         rows = query[begin:end].transpose(0, 1).unsqueeze(0)
         if query.dtype != torch.float32:  # 16-bit probabilities would not be accurate enough
             rows, keys, values = rows.float(), keys.float(), values.float()
