@@ -10,6 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Ggml
 
+from rapid_llm.kernels import use_backend
 from rapid_llm.kernels.registry import get_op
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.decoder import Decoder, activation_dtype, rotary_table
@@ -239,6 +240,26 @@ def test_memory_counts_what_is_held_once(tmp_path: Path) -> None:
     assert file.tensors["token_embd.weight"].nbytes <= memory["weights_quantized"] <= blocks
     assert memory["weights_quantized"] + memory["weights_packed"] >= blocks
     assert memory["rotary_table"] == 128 * 16 * 4
+
+
+@pytest.mark.parametrize("quant", [Ggml.Q4_0, Ggml.Q4_1, Ggml.Q8_0], ids=lambda q: q.name)
+def test_packed_forms_are_made_once_and_counted(tmp_path: Path, quant: Ggml) -> None:
+    """Catches a packed weight given to the wrong row or range, blocks kept that no row reads, and uncounted copies."""
+    model = tiny.make(tmp_path / "m.gguf", quant=quant)
+    with use_backend("torch", "linear"):
+        packed = build(model)
+    ids = random_ids(40, seed=8)
+    runner = PagedRunner(packed, 1, 48)
+    got = torch.cat([runner.logits([(0, ids[:36])]), runner.logits([(0, ids[36:39])]), runner.logits([(0, ids[39:])])])
+    assert_close(got, expect(model, ids))
+    handles = [handle for _, op, handle in packed.bindings() if op == "linear"]
+    assert all(handle.spec.backend == "torch" and handle.spec.prepack for handle in handles)
+    memory = packed.memory()
+    assert memory["weights_quantized"] == GGUFFile(model.path).tensors["token_embd.weight"].nbytes
+    blocks = sum(i.nbytes for i in GGUFFile(model.path).tensors.values() if i.type == quant.name)
+    forms = len({handle.spec.prepack for handle in handles})
+    assert memory["weights_packed"] > blocks * 0.9
+    assert memory["weights_packed"] < blocks * 8.5 * forms
 
 
 def test_the_rotary_table_is_exact_at_the_far_end(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rapid_llm.models.config import ModelConfig
-from rapid_llm.models.decoder import Decoder
+from rapid_llm.models.decoder import Decoder, activation_dtype
 from rapid_llm.models.gguf import GGUFFile
 from rapid_llm.models.weights import load_weights
 from tests.models.paged import PagedRunner, greedy
@@ -19,13 +19,19 @@ pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_thread")]
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "smollm2_reference.json").read_text())["cases"]
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def decoder(model_path: Path, request: pytest.FixtureRequest) -> Decoder:
-    device = torch.device(request.param)
-    file = GGUFFile(model_path)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def build(path: Path, device: torch.device, dtype: str) -> Decoder:
+    file = GGUFFile(path)
     config = ModelConfig.from_gguf(file)
-    weights = load_weights(file, config, device=device, dtype=torch.float32)
-    return Decoder(config, weights, device=device, dtype="float32")
+    weights = load_weights(file, config, device=device, dtype=activation_dtype(dtype, device))
+    return Decoder(config, weights, device=device, dtype=dtype)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def decoder(model_path: Path, request: pytest.FixtureRequest) -> Decoder:
+    return build(model_path, torch.device(request.param), "float32")
 
 
 @pytest.mark.parametrize("case", sorted(REFERENCE))
@@ -51,3 +57,16 @@ def test_prefill_and_decode_agree_across_every_range(decoder: Decoder) -> None:
         start += size
     got = torch.cat(rows)
     assert (got - whole[: len(got)]).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_auto_stays_near_the_reference(model_path: Path, device: str) -> None:
+    """Catches a fast row that is wrong on the real shapes: bf16 activations move these logprobs by 0.17, wrong rows by
+    far more; on a CPU, where only weights may be rounded, by less."""
+    fast = build(model_path, torch.device(device), "auto")
+    for want in REFERENCE.values():
+        ids, logprobs = greedy(fast, want["prompt_token_ids"], 3)
+        assert ids == want["greedy_token_ids"][:3]
+        for row, top in zip(logprobs, want["top5_logprobs_first3"], strict=True):
+            worst = max(abs(row[token].item() - value) for token, value in top)
+            assert worst < (0.1 if device == "cpu" else 0.4)
