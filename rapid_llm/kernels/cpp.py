@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rapid_llm import settings
 from rapid_llm.platform import cpu_info
@@ -27,7 +28,12 @@ from .registry import KernelError
 _log = logging.getLogger(__name__)
 
 SOURCES: Final = Path(__file__).parent / "csrc"
-FLAGS: Final = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Werror")
+FLAGS: Final = (
+    *("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fopenmp", "-fPIC", "-shared", "-Wall", "-Werror"),
+)
+"""NaN, infinities, signed zeros and the order of sums keep their meaning: no -ffast-math."""
+
 NEEDS: Final = ("avx2", "fma", "f16c")
 """Vector extensions that the sources use at least."""
 
@@ -68,6 +74,18 @@ def load_cpp(name: str, source: str) -> ctypes.CDLL:
         if name not in _loaded:
             _loaded[name] = _load(name, SOURCES / source)
         return _loaded[name]
+
+
+def function(library: ctypes.CDLL, name: str, signature: str, result: type | None = None) -> Callable[..., Any]:
+    """A C function of `library`; `signature` has one letter an argument: p pointer, n int64, i int, f float."""
+    found = getattr(library, name)
+    found.argtypes = tuple(_TYPES[letter] for letter in signature)
+    found.restype = result
+    call: Callable[..., Any] = found
+    return call
+
+
+_TYPES: Final = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float}
 
 
 def _load(name: str, source: Path) -> ctypes.CDLL:
@@ -136,7 +154,9 @@ def _openmp() -> tuple[str, ...]:
 def _key(source: Path, compiler: Path, runtime: tuple[str, ...]) -> str:
     state = compiler.stat()
     info = cpu_info()
+    headers = [path.read_text() for path in sorted((SOURCES / "include").glob("*.h"))]
     parts = [
+        *headers,
         source.read_text(),
         *FLAGS,
         str(compiler),

@@ -31,3 +31,17 @@ register(
         priority=0,
     ),
 )
+
+register(
+    KernelSpec(
+        name="cpp/silu_and_mul",
+        op="silu_and_mul",
+        backend="cpp",
+        target="rapid_llm.kernels.ops.activation.silu_and_mul_cpp:silu_and_mul",
+        available="rapid_llm.kernels.cpp:available",
+        devices=("cpu",),
+        dtypes=("fp32",),
+        layout=("contiguous",),
+        priority=30,
+    ),
+)

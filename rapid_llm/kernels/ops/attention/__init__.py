@@ -78,3 +78,17 @@ register(
         priority=0,
     ),
 )
+
+register(
+    KernelSpec(
+        name="cpp/attention.decode",
+        op="attention.decode",
+        backend="cpp",
+        target="rapid_llm.kernels.ops.attention.attention_decode_cpp:attention_decode",
+        available="rapid_llm.kernels.cpp:available",
+        devices=("cpu",),
+        dtypes=("fp32",),
+        layout=("query:last_dim_contiguous", "k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous"),
+        priority=30,
+    ),
+)

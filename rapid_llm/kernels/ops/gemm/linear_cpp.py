@@ -7,13 +7,12 @@ stays in the cache and multiply it by torch's GEMM, which wins while there are m
 
 from __future__ import annotations
 
-import ctypes
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.cpp import load_cpp
+from rapid_llm.kernels.cpp import function, load_cpp
 from rapid_llm.kernels.ops.block_formats import row_bytes
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -23,18 +22,9 @@ SCRATCH_ELEMENTS: Final = 2**21
 _SCHEMES: Final = ("q8_0", "q4_0", "q4_1")
 _library: Final = load_cpp("linear_blocks", "gemm/linear_blocks.cpp")
 
-
-def _function(name: str, *arguments: type) -> ctypes._NamedFuncPointer:
-    function = getattr(_library, name)
-    function.argtypes = arguments
-    function.restype = None
-    return function
-
-
-_P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_LINEAR: Final = {s: _function(f"linear_{s}", _P, _N, _P, _N, _N, _N, _N, _P, _P, _N, _I) for s in _SCHEMES}
+_LINEAR: Final = {s: function(_library, f"linear_{s}", "pnpnnnnppni") for s in _SCHEMES}
 _DEQUANTISE: Final = {
-    (s, dtype): _function(f"dequantise_{s}_{label}", _P, _N, _N, _N, _P, _I)
+    (s, dtype): function(_library, f"dequantise_{s}_{label}", "pnnnpi")
     for s in _SCHEMES
     for dtype, label in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
 }

@@ -39,3 +39,17 @@ register(
         priority=0,
     ),
 )
+
+register(
+    KernelSpec(
+        name="cpp/kvcache.write",
+        op="kvcache.write",
+        backend="cpp",
+        target="rapid_llm.kernels.ops.kvcache.kvcache_write_cpp:kvcache_write",
+        available="rapid_llm.kernels.cpp:available",
+        devices=("cpu",),
+        dtypes=("fp32",),
+        layout=("last_dim_contiguous",),
+        priority=30,
+    ),
+)

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from rapid_llm.kernels.ops.arguments import check_kind, check_written
+from rapid_llm.kernels.ops.arguments import check_kind, check_written, token_strides
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles, warps_for
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
 from rapid_llm.kernels.registry import ArgumentError
@@ -21,6 +21,25 @@ def kvcache_write(
     slot_mapping: torch.Tensor,
 ) -> None:
     """Store keys and values in their cache slots, in place. See `rapid_llm.kernels.kvcache_write`."""
+    check_fit(key, value, k_cache, v_cache, slot_mapping)
+    check_written("kvcache.write", "k_cache", k_cache)
+    check_written("kvcache.write", "v_cache", v_cache)
+    if use_triton("kvcache.write", key) and attempt(
+        "kvcache.write", _launch, key, value, k_cache, v_cache, slot_mapping
+    ):
+        return
+    if not key.shape[0]:
+        return
+    if key.is_cuda:
+        _write_masked(key, value, k_cache, v_cache, slot_mapping)
+    else:
+        _write_host(key, value, k_cache, v_cache, slot_mapping.tolist())
+
+
+def check_fit(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Raise `ArgumentError` unless shapes, dtypes and devices are those of the op."""
     shape, cache = key.shape, k_cache.shape
     if (
         len(shape) != 3
@@ -29,24 +48,12 @@ def kvcache_write(
         or v_cache.shape != cache
         or cache[2] != shape[1]
         or cache[3] != shape[2]
-        or slot_mapping.shape != shape[:1]
-        or slot_mapping.dtype is not torch.int64
+        or slots.shape != shape[:1]
+        or slots.dtype is not torch.int64
         or not key.dtype == value.dtype == k_cache.dtype == v_cache.dtype
-        or not key.device == value.device == k_cache.device == v_cache.device == slot_mapping.device
+        or not key.device == value.device == k_cache.device == v_cache.device == slots.device
     ):
-        _refuse(key, value, k_cache, v_cache, slot_mapping)
-    check_written("kvcache.write", "k_cache", k_cache)
-    check_written("kvcache.write", "v_cache", v_cache)
-    if use_triton("kvcache.write", key) and attempt(
-        "kvcache.write", _launch, key, value, k_cache, v_cache, slot_mapping
-    ):
-        return
-    if not shape[0]:
-        return
-    if key.is_cuda:
-        _write_masked(key, value, k_cache, v_cache, slot_mapping)
-    else:
-        _write_host(key, value, k_cache, v_cache, slot_mapping.tolist())
+        _refuse(key, value, k_cache, v_cache, slots)
 
 
 def _refuse(
@@ -160,7 +167,7 @@ def _launch(
     tokens, heads, dim = key.shape
     pages, page_size = k_cache.shape[:2]
     meta = resolve_tiles("kvcache.write", key.device, heads=heads, dim=dim, itemsize=key.element_size())
-    args = (key, value, k_cache, v_cache, slots, pages * page_size, page_size, heads, dim, *slots.stride())
-    strides = (*key.stride(), *value.stride(), *k_cache.stride(), *v_cache.stride())
+    args = (key, value, k_cache, v_cache, slots, pages * page_size, page_size, heads, dim, *token_strides(slots, 1))
+    strides = (*token_strides(key), *token_strides(value), *k_cache.stride(), *v_cache.stride())
     grid = (tokens, -(-heads // meta["HEADS"]))
     launch(_kvcache_write_kernel, grid, key.device, *args, *strides, **meta)

@@ -60,3 +60,31 @@ register(
         priority=0,
     ),
 )
+
+register(
+    KernelSpec(
+        name="cpp/rmsnorm",
+        op="rmsnorm",
+        backend="cpp",
+        target="rapid_llm.kernels.ops.layernorm.norms_cpp:rmsnorm",
+        available="rapid_llm.kernels.cpp:available",
+        devices=("cpu",),
+        dtypes=("fp32",),
+        layout=("contiguous",),
+        priority=30,
+    ),
+)
+
+register(
+    KernelSpec(
+        name="cpp/fused_add_rmsnorm",
+        op="fused_add_rmsnorm",
+        backend="cpp",
+        target="rapid_llm.kernels.ops.layernorm.norms_cpp:fused_add_rmsnorm",
+        available="rapid_llm.kernels.cpp:available",
+        devices=("cpu",),
+        dtypes=("fp32",),
+        layout=("contiguous",),
+        priority=30,
+    ),
+)

@@ -37,3 +37,17 @@ register(
         priority=0,
     ),
 )
+
+register(
+    KernelSpec(
+        name="cpp/rope",
+        op="rope",
+        backend="cpp",
+        target="rapid_llm.kernels.ops.rope.rope_cpp:rope",
+        available="rapid_llm.kernels.cpp:available",
+        devices=("cpu",),
+        dtypes=("fp32",),
+        layout=("query:last_dim_contiguous", "key:last_dim_contiguous", "cos_sin_cache:contiguous"),
+        priority=30,
+    ),
+)
