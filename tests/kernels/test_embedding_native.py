@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rapid_llm.kernels.ops.embedding.embedding import embedding
+from rapid_llm.kernels.ops.embedding.embedding import _gather_known, embedding
 from rapid_llm.kernels.ops.triton_support import INTERPRETED
 from tests.kernels.devices import DEVICES
 
@@ -44,6 +44,15 @@ def test_id_outside(device: str, scheme: str, bad: int) -> None:
     result = embedding(ids, weight, scheme=scheme)
     assert bool((result[0] != 0).any())
     assert bool((result[1] == 0).all())
+
+
+def test_cuda_without_triton() -> None:
+    """Catches: the gather that CUDA takes without Triton clamping an id instead of giving zeros. Run on the CPU."""
+    weight = torch.arange(1.0, 13).view(4, 3)
+    ids = torch.tensor([[3, -1], [4, 0]])
+    result = _gather_known(ids, weight)
+    assert torch.equal(result, torch.tensor([[[10.0, 11, 12], [0, 0, 0]], [[0, 0, 0], [1, 2, 3]]]))
+    assert _gather_known(ids, weight[:0]).shape == (2, 2, 3)
 
 
 def test_refusals() -> None:

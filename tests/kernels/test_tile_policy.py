@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -70,6 +70,34 @@ def test_mistakes() -> None:
         resolve_tiles("op", torch.device("cpu"), rows=1, column=1)
     with pytest.raises(ValueError, match="already chosen"):
         tiles("op")(lambda sm: {})
+
+
+def test_launch_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a kernel for cuda:1 launched on cuda:0, which is current; a needless switch; the switch not undone."""
+    current = [0]
+    launched = []
+
+    class Guard:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            self.before, current[0] = current[0], self.device.index
+
+        def __exit__(self, *_: object) -> None:
+            current[0] = self.before
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *args, **meta: launched.append((current[0], grid, args, meta))
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    launch(Kernel(), (3,), torch.device("cuda", 1), "x", BLOCK=4)
+    launch(Kernel(), (2,), torch.device("cuda", 0), "y")
+    launch(Kernel(), (1,), torch.device("cpu"), "z")
+    assert launched == [(1, (3,), ("x",), {"BLOCK": 4}), (0, (2,), ("y",), {}), (0, (1,), ("z",), {})]
+    assert current == [0]
 
 
 def test_grid_limits() -> None:

@@ -7,6 +7,7 @@ shared memory, a native row that never reaches Triton, and an op that nobody gav
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -74,3 +75,29 @@ def test_kernels_compile(op_id: str, sm: int) -> None:
             raise AssertionError(f"{describe(launch)} does not compile: {error}") from error
         shared = static_shared_memory(compiled)
         assert shared <= SHARED_LIMIT[sm], f"{describe(launch)} wants {shared} bytes of shared memory"
+
+
+def _one_layer(tokens: int) -> list[tuple[str, tuple[Any, ...]]]:
+    """What a decoder layer of a small model calls for `tokens` tokens, with the views that it passes."""
+    qkv = torch.zeros(9 * 64, dtype=torch.bfloat16).expand(tokens, 9 * 64).contiguous().view(tokens, 9, 64)
+    query, key, value = qkv.split((5, 2, 2), 1)
+    hidden, ids = torch.zeros(tokens, 320, dtype=torch.bfloat16), torch.zeros(tokens, dtype=torch.int64)
+    cache = torch.zeros(4, 16, 2, 64, dtype=torch.bfloat16)
+    return [
+        ("embedding", (ids, torch.zeros(99, 320, dtype=torch.bfloat16))),
+        ("rmsnorm", (hidden, torch.zeros(320))),
+        ("fused_add_rmsnorm", (hidden, hidden.clone(), torch.zeros(320))),
+        ("rope", (query, key, ids, torch.zeros(99, 64))),
+        ("kvcache.write", (key, value, cache, cache.clone(), ids)),
+        ("silu_and_mul", (torch.zeros(tokens, 640, dtype=torch.bfloat16),)),
+    ]
+
+
+def test_token_counts_share_a_compilation() -> None:
+    """Catches: a token count, or the odd stride of a single token, that makes a serving process compile again."""
+    keys: dict[str, set[object]] = {}
+    for tokens in (1, 2, 15, 16, 1000):
+        for op_id, args in _one_layer(tokens):
+            launches = record(90, registry.load_target(f"native/{op_id}"), *args)
+            keys.setdefault(op_id, set()).update(launch.key for launch in launches)
+    assert {op_id: len(found) for op_id, found in keys.items()} == dict.fromkeys(keys, 1)

@@ -78,6 +78,16 @@ def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
     return shift < width_a or shift + width_b > period
 
 
+def token_strides(tensor: torch.Tensor, alone: int = 0) -> tuple[int, ...]:
+    """`tensor`'s strides for a kernel; a single token's own, which may be anything, is `alone`.
+
+    Triton compiles anew for a stride of another kind (1, divisible by 16, other), so a first batch of one token would
+    otherwise compile what no other batch needs.
+    """
+    stride = tensor.stride()
+    return stride if tensor.shape[0] != 1 else (alone, *stride[1:])
+
+
 def _extent(tensor: torch.Tensor) -> int:
     """Bytes from the first element to past the last one; 0 for an empty tensor."""
     if tensor.numel() == 0:

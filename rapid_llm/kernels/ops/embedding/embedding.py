@@ -70,8 +70,11 @@ def _check(input: torch.Tensor, weight: torch.Tensor, scheme: str, dense: bool) 
 
 def _gather(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """(*ids.shape, columns), a new tensor. An id outside raises IndexError on the CPU and gives zeros on CUDA."""
-    if not weight.is_cuda:
-        return torch.embedding(weight, ids)
+    return _gather_known(ids, weight) if weight.is_cuda else torch.embedding(weight, ids)
+
+
+def _gather_known(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """On CUDA without Triton: no host read, so a graph may capture it."""
     vocab = weight.shape[0]
     if not vocab:
         return weight.new_zeros((*ids.shape, weight.shape[1]))
@@ -109,7 +112,7 @@ def _half_at(ptr, mask):
 @triton.jit
 def _load_row(row_ptr, col, mask, step, SCHEME: tl.constexpr):
     if SCHEME == "unquantized":
-        value = tl.load(row_ptr + col * step, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(row_ptr + col * step, mask=mask, other=0.0)  # as it is: where no cast is asked for, every bit
     elif SCHEME == "q8_0":
         block = row_ptr + col // 32 * 34
         q = tl.load(block + 2 + col % 32, mask=mask, other=0).to(tl.int8, bitcast=True)
@@ -147,7 +150,8 @@ def _launch(input: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scheme
     for (outer, inner), (ids, rows) in walk(input.shape, 2, input, out):
         if outer[0] == 1:
             outer, inner = inner, outer
-        args = (ids, rows, weight, weight.shape[0], hidden, inner[0], outer[1], inner[1], outer[2], inner[2])
+        id_step = outer[1] if outer[0] > 1 else 1  # as for several, so that one token needs no compilation of its own
+        args = (ids, rows, weight, weight.shape[0], hidden, inner[0], id_step, inner[1], outer[2], inner[2])
         launch(
             _embedding_kernel, (outer[0] * inner[0], blocks), weight.device,
             *args, out.stride()[-1], *weight.stride(), SCHEME=scheme, **meta,

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_written
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_written, token_strides
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles, warps_for
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
 from rapid_llm.kernels.registry import ArgumentError
@@ -183,6 +183,6 @@ def _launch(
     heads, half = q_heads + key.shape[1], table.shape[1] // 2
     meta = resolve_tiles("rope", query.device, heads=heads, half=half, itemsize=query.element_size())
     args = (query, key, positions, table, q_heads, heads, half, table.shape[0])
-    strides = (*query.stride(), *key.stride(), *positions.stride(), *table.stride())
+    strides = (*token_strides(query), *token_strides(key), *token_strides(positions, 1), *table.stride())
     grid = (tokens, -(-heads // meta["HEADS"]))
     launch(_rope_kernel, grid, query.device, *args, *strides, INTERLEAVED=interleaved, **meta)
