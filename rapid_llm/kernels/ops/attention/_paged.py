@@ -101,11 +101,18 @@ def loops_by_while() -> bool:
 
 
 def sequence_heads(
-    op: str, sequence: int, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: list[int], length: int
+    op: str,
+    sequence: int,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    pages: list[int],
+    length: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of one sequence, each (1, kv_heads, length, head_dim): views where its pages are consecutive.
 
-    pages: what its table holds for `length` > 0 keys. Raises `ArgumentError` where these are too few or do not exist.
+    pages: its row of block_table, as far as `length` > 0 keys need it. Raises `ArgumentError` where these are too few
+    or do not exist.
     """
     count, page_size = k_cache.shape[:2]
     if length > len(pages) * page_size:
@@ -125,7 +132,7 @@ def sequence_heads(
         keys, values = _rows_in_place(k_cache, first, length), _rows_in_place(v_cache, first, length)
         if keys is not None and values is not None:
             return keys, values
-    index = torch.tensor(pages, dtype=torch.int64, device=k_cache.device)
+    index = block_table[sequence, : len(pages)]
     return _gathered_rows(k_cache, index, length), _gathered_rows(v_cache, index, length)
 
 

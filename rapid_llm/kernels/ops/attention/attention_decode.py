@@ -72,14 +72,14 @@ def _decode_on_cpu(
     used = [-(-length // page_size) for length in lengths]
     tables = block_table[:, : max(used, default=0)].tolist()
     if len(lengths) == 1 and lengths[0] > 0 and out is None:
-        keys, values = sequence_heads(_OP, 0, k_cache, v_cache, tables[0], lengths[0])
+        keys, values = sequence_heads(_OP, 0, k_cache, v_cache, block_table, tables[0], lengths[0])
         return _attend_one(query.unsqueeze(2), keys, values, scale).view(query.shape)
     out = allocate(_OP, query, out)
     for i, length in enumerate(lengths):
         if length <= 0:
             out[i] = 0
             continue
-        keys, values = sequence_heads(_OP, i, k_cache, v_cache, tables[i][: used[i]], length)
+        keys, values = sequence_heads(_OP, i, k_cache, v_cache, block_table, tables[i][: used[i]], length)
         out[i] = _attend_one(query[i : i + 1].unsqueeze(2), keys, values, scale).squeeze(0).squeeze(1)
     return out
 

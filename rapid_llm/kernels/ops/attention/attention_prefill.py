@@ -89,7 +89,7 @@ def _prefill_by_sequence(
         if begin == end:
             continue
         pages = block_table[i, : -(-length // page_size)].tolist()
-        keys, values = sequence_heads(_OP, i, k_cache, v_cache, pages, length)
+        keys, values = sequence_heads(_OP, i, k_cache, v_cache, block_table, pages, length)
         rows = query[begin:end].transpose(0, 1).unsqueeze(0)
         if query.dtype != torch.float32:  # 16-bit probabilities would not be accurate enough
             rows, keys, values = rows.float(), keys.float(), values.float()
