@@ -31,7 +31,8 @@ PREFILL = OpSpec(
     page_size, kv_heads, head_dim); query_heads is a multiple of kv_heads (GQA: query head h reads kv head h // (Hq /
     Hkv)). cu_seqlens_q: (sequences + 1,) int32 offsets of each chunk. seq_lens: (sequences,) int32, each sequence's
     whole length including its chunk. block_table: (sequences, max_pages) int32. scale: factor on the scores.
-    Query i of a chunk of q tokens sees keys 0 .. seq_len - q + i. A token that sees no key gives zeros.
+    Query i of a chunk of q tokens sees keys 0 .. seq_len - q + i. A token that sees no key gives zeros, and so does one
+    behind the last chunk (padding).
     Returns (tokens, query_heads, head_dim) in query's dtype; scores and sums in fp32.
     """,
 )
