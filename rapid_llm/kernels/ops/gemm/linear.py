@@ -110,8 +110,8 @@ def _tiles(sm: int, *, rows: int, outputs: int, features: int, itemsize: int) ->
 
 @triton.jit(do_not_specialize=["rows", "inner"])
 def _gemv_kernel(
-    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row, w_col,
-    b_step, HAS_BIAS: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, features, x_outer, x_inner, x_col, y_outer, y_inner, y_col,
+    w_row, w_col, b_step, HAS_BIAS: tl.constexpr, STEPS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One row of input times BN rows of the weight; programs that share weights are neighbours."""
     pid = tl.program_id(0).to(tl.int64)
@@ -119,10 +119,10 @@ def _gemv_kernel(
     n = pid // rows * BN + tl.arange(0, BN)
     x_ptr += row // inner * x_outer + row % inner * x_inner
     acc = tl.zeros((BN, BK), tl.float32)
-    for start in range(0, K, BK):
-        k = (start + tl.arange(0, BK)).to(tl.int64)
-        x = tl.load(x_ptr + k * x_col, mask=k < K, other=0.0).to(tl.float32)
-        inside = (n < outputs)[:, None] & (k < K)[None, :]
+    for step in range(STEPS):
+        k = (step * BK + tl.arange(0, BK)).to(tl.int64)
+        x = tl.load(x_ptr + k * x_col, mask=k < features, other=0.0).to(tl.float32)
+        inside = (n < outputs)[:, None] & (k < features)[None, :]
         w = tl.load(w_ptr + n[:, None] * w_row + k[None, :] * w_col, mask=inside, other=0.0).to(tl.float32)
         acc += w * x[None, :]
     y = tl.sum(acc, 1)
@@ -134,8 +134,9 @@ def _gemv_kernel(
 
 @triton.jit(do_not_specialize=["rows", "inner"])
 def _tile_kernel(
-    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row, w_col,
-    b_step, HAS_BIAS: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, features, x_outer, x_inner, x_col, y_outer, y_inner, y_col,
+    w_row, w_col, b_step, HAS_BIAS: tl.constexpr, STEPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """BM rows of input times BN rows of the weight; programs that share weights are neighbours."""
     pid = tl.program_id(0).to(tl.int64)
@@ -145,10 +146,10 @@ def _tile_kernel(
     x_rows = x_ptr + (m // inner * x_outer + m % inner * x_inner)[:, None]
     w_rows = w_ptr + (n * w_row)[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, K, BK):
-        k = (start + tl.arange(0, BK)).to(tl.int64)
-        x = tl.load(x_rows + k[None, :] * x_col, mask=(m < rows)[:, None] & (k < K)[None, :], other=0.0)
-        w = tl.load(w_rows + k[:, None] * w_col, mask=(k < K)[:, None] & (n < outputs)[None, :], other=0.0)
+    for step in range(STEPS):
+        k = (step * BK + tl.arange(0, BK)).to(tl.int64)
+        x = tl.load(x_rows + k[None, :] * x_col, mask=(m < rows)[:, None] & (k < features)[None, :], other=0.0)
+        w = tl.load(w_rows + k[:, None] * w_col, mask=(k < features)[:, None] & (n < outputs)[None, :], other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     if HAS_BIAS:
         acc += tl.load(b_ptr + n * b_step, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
@@ -170,6 +171,7 @@ def _launch(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, sch
         kernel = _tile_kernel if "BM" in meta else _gemv_kernel
         grid = -(-outputs // meta["BN"]) * -(-rows // meta.get("BM", 1))
         launch(
-            kernel, (grid,), input.device, x, y, weight, bias, rows, inner, outputs, *strides, *weight.stride(),
-            bias.stride(0) if bias is not None else 0, HAS_BIAS=bias is not None, K=features, **meta,
+            kernel, (grid,), input.device, x, y, weight, bias, rows, inner, outputs, features, *strides,
+            *weight.stride(), bias.stride(0) if bias is not None else 0, HAS_BIAS=bias is not None,
+            STEPS=-(-features // meta["BK"]), **meta,
         )  # fmt: skip

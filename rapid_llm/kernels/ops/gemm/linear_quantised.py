@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from rapid_llm.kernels.ops.arguments import walk_rows
-from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles
 from rapid_llm.kernels.ops.triton_support import launch, tl, triton
 
@@ -56,8 +55,8 @@ def _pair_at(row_ptr, half, step, mask, SCHEME: tl.constexpr, ALIGNED: tl.conste
 
 @triton.jit(do_not_specialize=["rows", "inner"])
 def _gemv_blocks_kernel(
-    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row, w_col,
-    b_step, HAS_BIAS: tl.constexpr, SCHEME: tl.constexpr, ALIGNED: tl.constexpr, HALVES: tl.constexpr,
+    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, halves, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row,
+    w_col, b_step, HAS_BIAS: tl.constexpr, SCHEME: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr,
     BN: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """One row of input times BN rows of the weight; programs that share weights are neighbours."""
@@ -66,12 +65,12 @@ def _gemv_blocks_kernel(
     n = pid // rows * BN + tl.arange(0, BN)
     x_ptr += row // inner * x_outer + row % inner * x_inner
     acc = tl.zeros((BN, BH), tl.float32)
-    for start in range(0, HALVES, BH):
-        half = (start + tl.arange(0, BH)).to(tl.int64)
+    for step in range(STEPS):
+        half = (step * BH + tl.arange(0, BH)).to(tl.int64)
         column = x_ptr + (half // 16 * 32 + half % 16) * x_col
-        x_low = tl.load(column, mask=half < HALVES, other=0.0).to(tl.float32)
-        x_high = tl.load(column + 16 * x_col, mask=half < HALVES, other=0.0).to(tl.float32)
-        inside = (n < outputs)[:, None] & (half < HALVES)[None, :]
+        x_low = tl.load(column, mask=half < halves, other=0.0).to(tl.float32)
+        x_high = tl.load(column + 16 * x_col, mask=half < halves, other=0.0).to(tl.float32)
+        inside = (n < outputs)[:, None] & (half < halves)[None, :]
         low, high = _pair_at(w_ptr + n[:, None] * w_row, half[None, :], w_col, inside, SCHEME, ALIGNED)
         acc += low * x_low[None, :] + high * x_high[None, :]
     y = tl.sum(acc, 1)
@@ -83,8 +82,8 @@ def _gemv_blocks_kernel(
 
 @triton.jit(do_not_specialize=["rows", "inner"])
 def _tile_blocks_kernel(
-    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row, w_col,
-    b_step, HAS_BIAS: tl.constexpr, SCHEME: tl.constexpr, ALIGNED: tl.constexpr, HALVES: tl.constexpr,
+    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, halves, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row,
+    w_col, b_step, HAS_BIAS: tl.constexpr, SCHEME: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """BM rows of input times BN rows of the weight; programs that share weights are neighbours."""
@@ -96,13 +95,13 @@ def _tile_blocks_kernel(
     w_rows = w_ptr + (n * w_row)[None, :]
     dtype = x_ptr.dtype.element_ty
     acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, HALVES, BH):
-        half = (start + tl.arange(0, BH)).to(tl.int64)
+    for step in range(STEPS):
+        half = (step * BH + tl.arange(0, BH)).to(tl.int64)
         column = x_rows + ((half // 16 * 32 + half % 16) * x_col)[None, :]
-        taken = (m < rows)[:, None] & (half < HALVES)[None, :]
+        taken = (m < rows)[:, None] & (half < halves)[None, :]
         x_low = tl.load(column, mask=taken, other=0.0)
         x_high = tl.load(column + 16 * x_col, mask=taken, other=0.0)
-        inside = (half < HALVES)[:, None] & (n < outputs)[None, :]
+        inside = (half < halves)[:, None] & (n < outputs)[None, :]
         low, high = _pair_at(w_rows, half[:, None], w_col, inside, SCHEME, ALIGNED)
         acc = tl.dot(x_low, low.to(dtype), acc, input_precision="ieee")
         acc = tl.dot(x_high, high.to(dtype), acc, input_precision="ieee")
@@ -130,7 +129,8 @@ def launch_blocks(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tenso
     """Launch over every row of `input`; arguments are checked."""
     outputs, halves = weight.shape[0], input.shape[-1] // 2
     w_row, w_col = weight.stride()
-    aligned = w_col == 1 and w_row % 2 == 0 and weight.data_ptr() % 2 == 0 and BLOCK_BYTES[scheme] % 2 == 0
+    # Every format's block has an even number of bytes.
+    aligned = w_col == 1 and w_row % 2 == 0 and weight.data_ptr() % 2 == 0
     for rows, inner, strides, (x, y) in walk_rows(input, out):
         meta = resolve_tiles(
             "linear_blocks", input.device, rows=next_power_of_2(rows), outputs=outputs, halves=halves,
@@ -139,7 +139,7 @@ def launch_blocks(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tenso
         kernel = _tile_blocks_kernel if "BM" in meta else _gemv_blocks_kernel
         grid = -(-outputs // meta["BN"]) * -(-rows // meta.get("BM", 1))
         launch(
-            kernel, (grid,), input.device, x, y, weight, bias, rows, inner, outputs, *strides, w_row, w_col,
+            kernel, (grid,), input.device, x, y, weight, bias, rows, inner, outputs, halves, *strides, w_row, w_col,
             bias.stride(0) if bias is not None else 0, HAS_BIAS=bias is not None, SCHEME=scheme, ALIGNED=aligned,
-            HALVES=halves, **meta,
+            STEPS=-(-halves // meta["BH"]), **meta,
         )  # fmt: skip

@@ -214,7 +214,7 @@ def _one_row(row: Tensor, weight: Bags) -> Tensor:
 def _bags(table: Tensor, index: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
     """Sums of table rows: row index[i] times weights[i], in bags of the i from one start to the next."""
     rowwise = torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
-    return rowwise(table, index, starts, False, 0, False, weights, None, False)  # type: ignore[no-any-return]
+    return rowwise(table, index, starts, False, 0, False, weights, None, False)
 
 
 @lru_cache(maxsize=64)
