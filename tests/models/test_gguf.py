@@ -240,10 +240,10 @@ def test_the_default_model_opens_fast_and_equals_the_gguf_package(model_path: Pa
     """Catches a slow walk over 98k strings (limit 0.5 s with the vocabulary decoded), and any difference of content."""
     best = 9.0
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         file = GGUFFile(model_path)
         tokens, merges = file["tokenizer.ggml.tokens"], file["tokenizer.ggml.merges"]
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best < 0.5
     oracle = gguf.GGUFReader(model_path)
     assert tokens == tuple(oracle.fields["tokenizer.ggml.tokens"].contents())
