@@ -200,7 +200,7 @@ _GEOMETRIES = (
     ((8, 2), 128, PAGE),
     ((16, 2), 256, 128),
 )
-"""(query and key/value heads, head_dim, page size): each value at least once, as every triple is a compilation on a GPU."""
+"""(query and key/value heads, head_dim, page size): every value once or more; each triple is a GPU compilation."""
 
 _BORDERS = (PAGE - 1, PAGE, PAGE + 1, 2 * PAGE - 1, 2 * PAGE, 2 * PAGE + 1)
 
