@@ -20,7 +20,7 @@ from rapid_llm.verify.formats import random_blocks
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="no Triton in these rows")
 
 SCHEMES = tuple(BLOCK_BYTES)
-ROWS = [row for row in registry.rows("linear") if row.backend == "torch"]
+BF16_ROWS = [r for r in registry.rows("linear") if r.backend == "torch" and "weight:bf16" in r.roundings]
 
 needs_fbgemm = pytest.mark.skipif(
     "fbgemm" not in torch.backends.quantized.supported_engines, reason="this torch has no FBGEMM for this CPU"
@@ -40,22 +40,13 @@ def _blocks(rows: int, features: int, scheme: str) -> torch.Tensor:
     return random_blocks(torch.Generator().manual_seed(rows), rows, features, scheme)
 
 
-def _runs_here(row: KernelSpec) -> KernelSpec:
-    """A row that waits for bf16 hardware computes the same, only slowly, without it: let it be checked everywhere."""
-    name = (row.available or "").replace("rowwise:available_bf16", "rowwise:available")
-    name = name.replace("torch:available_bf16", "torch:available_gemv")
-    return dataclasses.replace(row, available=name)
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_conforms(row: KernelSpec) -> None:
-    """Catches: wrong values at any row count, layout, bias or scale, and a rounding that the row does not declare."""
-    row = _runs_here(row)
-    probe = probes.check(row.available, row.target)
-    if not probe.ok:
-        pytest.skip(probe.text)
-    fn = registry.load_target(row.name)
-    report = check_callable(registry.get_op("linear"), fn, dtype="fp32", scheme=row.schemes[0], seeds=(0,), row=row)
+@needs_fbgemm
+@pytest.mark.parametrize("row", BF16_ROWS, ids=lambda row: row.name)
+def test_bf16_rows_without_the_hardware(row: KernelSpec) -> None:
+    """Catches: wrong values or undeclared roundings in rows that the conformance suite skips where bf16 is slow."""
+    anywhere = dataclasses.replace(row, available="rapid_llm.kernels.ops.gemm.linear_rowwise:available")
+    fn, op = registry.load_target(row.name), registry.get_op("linear")
+    report = check_callable(op, fn, dtype="fp32", scheme=row.schemes[0], seeds=(0,), row=anywhere)
     assert report.ok, report
 
 
