@@ -85,7 +85,6 @@ register(
 
 _TORCH = "rapid_llm.kernels.ops.gemm.linear_torch"
 _ROWWISE = "rapid_llm.kernels.ops.gemm.linear_rowwise"
-_BF16 = ("input:bf16", "weight:bf16", "output:bf16")
 _BAGS = f"{_ROWWISE}:pack_bags"
 _ONE, _FEW, _MANY = Dim("tokens", max=1), Dim("tokens", max=31), Dim("tokens", min=32)
 
@@ -136,7 +135,7 @@ register(
     *_torch(
         *("unpack_bf16", f"{_ROWWISE}:linear_unpack_bf16", f"{_ROWWISE}:available_bf16", 25, _MANY, SCHEMES[1:]),
         prepack=f"{_ROWWISE}:pack_blocks",
-        roundings=_BF16,
+        roundings=("input:bf16", "weight:bf16", "output:bf16"),
     ),
     # Dense fp16, 2 bytes a weight. The fastest of these rows for 2 to 31 tokens, yet ranked last: FBGEMM packs some 40
     # million weights a second, on one thread, so choosing it for a model costs minutes of loading for each 10 GB.
@@ -144,11 +143,5 @@ register(
         *("fp16", f"{_TORCH}:linear_fp16", f"{_TORCH}:available_fp16", 5, _FEW, SCHEMES),
         prepack=f"{_TORCH}:pack_fp16",
         roundings=("weight:fp16",),
-    ),
-    # Dense bf16, 2 bytes a weight.
-    *_torch(
-        *("bf16", f"{_TORCH}:linear_bf16", f"{_TORCH}:available_bf16", 25, _MANY, SCHEMES[:1]),
-        prepack=f"{_TORCH}:pack_bf16",
-        roundings=_BF16,
     ),
 )

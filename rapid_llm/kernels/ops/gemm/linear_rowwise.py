@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
-from rapid_llm.kernels.ops.gemm import linear_torch
 from rapid_llm.kernels.ops.gemm.linear_torch import DENSE, deliver, rows_of
 from rapid_llm.kernels.ops.gemm.precision import exact_linear
+from rapid_llm.platform import cpu_info
 
 NIBBLE_ROW: Final = 20
 """Bytes of a table row of 32 4-bit codes: 16, fp16 scale, fp16 bias."""
@@ -58,9 +58,10 @@ def available() -> bool | str:
 
 
 def available_bf16() -> bool | str:
-    """The same, on a CPU with bf16 arithmetic."""
-    hardware = linear_torch.available_bf16()
-    return available() if hardware is True else hardware
+    """The same, on a CPU that makes bf16 products in hardware; elsewhere they are slower than fp32's."""
+    if {"avx512_bf16", "amx_bf16"} & set(cpu_info().isa):
+        return available()
+    return "the CPU has no bf16 arithmetic (avx512_bf16 or amx_bf16)"
 
 
 # -- unpack -----------------------------------------------------------------------------------------------------------

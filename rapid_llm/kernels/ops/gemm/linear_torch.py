@@ -18,7 +18,6 @@ from rapid_llm.kernels.ops.arguments import check_tensor
 from rapid_llm.kernels.ops.gemm.dequantise import pieces
 from rapid_llm.kernels.ops.gemm.precision import exact_linear, rounds_fp32
 from rapid_llm.kernels.registry import ArgumentError
-from rapid_llm.platform import cpu_info
 
 _log = logging.getLogger(__name__)
 
@@ -145,32 +144,3 @@ def linear_fp16(
     if rows.shape[0] == 0:
         return deliver(rows.new_empty(0, weight.outputs), input, bias, out)
     return deliver(torch.ops.quantized.linear_dynamic_fp16(rows, weight.tiles), input, bias, out)
-
-
-# -- bf16 -------------------------------------------------------------------------------------------------------------
-
-
-def available_bf16() -> bool | str:
-    """bf16 products are fast only where the CPU makes them in hardware."""
-    if {"avx512_bf16", "amx_bf16"} & set(cpu_info().isa):
-        return True
-    return "the CPU has no bf16 arithmetic (avx512_bf16 or amx_bf16)"
-
-
-def pack_bf16(weight: Tensor, scheme: str) -> Tensor:
-    """Holds the weight in bf16: 2 bytes a weight."""
-    return pack_dense(weight, scheme).bfloat16()
-
-
-def linear_bf16(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = DENSE
-) -> Tensor:
-    """bf16 product of an input rounded to bf16, summed in fp32, itself rounded to bf16.
-
-    A bias would be added to a product that is rounded already, so a layer that has one goes by fp32.
-    """
-    outputs, features = weight.shape
-    rows = rows_of(input, features, outputs, bias)
-    if bias is not None:
-        return deliver(exact_linear(rows, weight.float()), input, bias, out)
-    return deliver(torch.nn.functional.linear(rows.bfloat16(), weight).float(), input, bias, out)
