@@ -13,6 +13,7 @@ from rapid_llm.kernels.registry.dispatcher import broken_text, with_sm
 from rapid_llm.kernels.registry.facts import Facts
 from rapid_llm.kernels.registry.filters import machine_reasons
 from rapid_llm.verify.cases.build import check_budget, torch_dtype
+from rapid_llm.verify.rehearsal import rehearse
 from rapid_llm.verify.report import Failure, Report
 from rapid_llm.verify.runner import Fn, Run
 
@@ -80,7 +81,10 @@ def check_callable(
     report = Report(op.id, label, _device_label(device), dtype, scheme, budget, chosen)
     started = time.perf_counter()
     run = Run(op, fn, row, torch.device(device), scheme, report)
-    for case in probes.load(op.cases)(dtype, device, scheme, budget=budget):
+    cases = probes.load(op.cases)(dtype, device, scheme, budget=budget)
+    if torch.device(device).type == "cuda" and (row is None or row.is_native):
+        rehearse(lambda: run.rehearse(cases))
+    for case in cases:
         run.case(case, chosen)
         if first_failure and report.failures:
             break
