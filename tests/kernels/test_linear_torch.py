@@ -168,7 +168,8 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("scheme", "tokens", "allow", "row"),
     [
         ("q4_1", 1, (), "torch/linear.q4_1_bag"),
-        ("q4_1", 2, (), "torch/linear.q4_1_unpack"),
+        ("q4_1", 8, (), "torch/linear.q4_1_bag"),
+        ("q4_1", 9, (), "torch/linear.q4_1_unpack"),
         ("q4_1", 512, (), "torch/linear.q4_1_unpack"),
         ("q8_0", 1, ("weight:fp16",), "torch/linear.q8_0_bag"),
         ("q8_0", 8, ("weight:fp16",), "torch/linear.q8_0_unpack"),

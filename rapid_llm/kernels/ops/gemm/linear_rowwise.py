@@ -6,7 +6,7 @@ the order of bytes, so two of its operators give two rows:
 
 unpack    A block is a table row of 32 columns. Unpacking writes the dense weight in one pass, about as fast as memory
           allows and exactly as d * q + m rounds; a GEMM over a piece that is still in the cache follows.
-bag       For one token. A table row holds the codes of one input feature for `TILE` outputs, a bag is the 32 features
+bag       For few tokens. A table row holds the codes of one input feature for `TILE` outputs, a bag is the 32 features
           of a block, weighted by the input: P[block, n] = sum_j x[j] q[n, j]. Then y[n] = sum over blocks of d P, plus
           m times the block's sum of x. All in fp32: codes are small integers, so nothing is rounded but sums and
           products. It reads 1 byte a weight where a dense product reads 4.
@@ -38,6 +38,9 @@ PIECE: Final = 2**21
 TILE: Final = 96
 """Outputs in a row of a bag's table: 104 bytes with scale and bias. Wider rows gain nothing, narrower ones read more
 scales and indices."""
+
+BAG_ROWS: Final = 8
+"""Rows of input that a call of the bag operator takes at most, which bounds its indices."""
 
 _CENTRE: Final = {"q8_0": 128, "q4_0": 8, "q4_1": 8}
 """What a stored code exceeds the integer it stands for by."""
@@ -185,31 +188,33 @@ def pack_bags(weight: Tensor, scheme: str) -> Bags:
 def linear_bag(
     input: Tensor, weight: Bags, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = DENSE
 ) -> Tensor:
-    """fp32 by weighted sums of table rows, one row of input after the other."""
+    """fp32 by weighted sums of table rows."""
     rows = rows_of(input, weight.features, weight.outputs, bias)
-    count = rows.shape[0]
-    if count == 1:
-        product = _one_row(rows, weight)
-    elif count == 0:
-        product = rows.new_empty(0, weight.outputs)
-    else:
-        product = torch.cat([_one_row(row, weight) for row in rows.split(1)])
-    return deliver(product, input, bias, out)
+    if rows.shape[0] <= BAG_ROWS:
+        return deliver(_by_bags(rows, weight), input, bias, out)
+    return deliver(torch.cat([_by_bags(part, weight) for part in rows.split(BAG_ROWS)]), input, bias, out)
 
 
-def _one_row(row: Tensor, weight: Bags) -> Tensor:
-    """(1, features) to (1, outputs)."""
+def _by_bags(rows: Tensor, weight: Bags) -> Tensor:
+    """(count, features) to (count, outputs). Rows of input take turns over each tile, which then is in the cache."""
     tiles, blocks, tile = weight.scale.shape
-    if tiles == 0 or blocks == 0:
-        return row.new_zeros(1, weight.outputs)
-    x = row.reshape(-1)
-    sums = _bags(weight.table, weight.index, weight.starts, torch.cat([x] * tiles))
-    product = sums.view(tiles, blocks, tile).mul_(weight.scale).sum(1).view(1, -1)
+    count = rows.shape[0]
+    if count == 0 or tiles == 0 or blocks == 0:
+        return rows.new_zeros(count, weight.outputs)
+    if count == 1:
+        weights = torch.cat([rows.reshape(-1)] * tiles)
+        sums = _bags(weight.table, weight.index, weight.starts, weights).view(tiles, blocks, tile)
+        product = sums.mul_(weight.scale).sum(1).view(1, -1)
+    else:
+        index = weight.index.view(tiles, 1, -1).expand(-1, count, -1).reshape(-1)
+        weights = rows.expand(tiles, -1, -1).reshape(-1).contiguous()  # the operator does not look at strides
+        sums = _bags(weight.table, index, _index(index.numel(), BLOCK), weights).view(tiles, count, blocks, tile)
+        product = sums.mul_(weight.scale.unsqueeze(1)).sum(2).transpose(0, 1).reshape(count, -1)
     if tiles * tile != weight.outputs:
         product = product[:, : weight.outputs].contiguous()
     if weight.offset is None:
         return product
-    return torch.addmm(product, x.view(1, blocks, BLOCK).sum(2), weight.offset)
+    return torch.addmm(product, rows.reshape(count, blocks, BLOCK).sum(2), weight.offset)
 
 
 def _bags(table: Tensor, index: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
