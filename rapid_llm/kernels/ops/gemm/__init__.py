@@ -128,8 +128,8 @@ register(
         shape=Shape(require=(Dim("out_features", multiple_of=8),), prefer=(_FEW,)),
         prepack=f"{_TORCH}:pack_dense",
     ),
-    # Codes, 1 byte a weight and a quarter for scales. One token by q8_0 is faster so than in C++, 1.6 ms against 2.7 for
-    # 49152 x 576 with two threads of an AVX2 machine; more tokens are not.
+    # Codes, 1 byte a weight and a quarter for scales. One token by q8_0 is faster so than in C++: 1.6 ms against 2.7
+    # for 49152 x 576 with two threads of an AVX2 machine; more tokens are not.
     *_torch("bag", f"{_ROWWISE}:linear_bag", f"{_ROWWISE}:available", 35, _ONE, ("q8_0",), prepack=_BAGS),
     *_torch("bag", f"{_ROWWISE}:linear_bag", f"{_ROWWISE}:available", 20, Dim("tokens", max=8), _4BIT, prepack=_BAGS),
     # The blocks, reordered: as big as they were, q8_0 a sixth bigger.
