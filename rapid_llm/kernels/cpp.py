@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 SOURCES: Final = Path(__file__).parent / "csrc"
 FLAGS: Final = (
     *("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
-    *("-fopenmp", "-fPIC", "-shared", "-Wall", "-Werror"),
+    *("-fopenmp", "-fPIC", "-shared"),
 )
 """NaN, infinities, signed zeros and the order of sums keep their meaning: no -ffast-math."""
 

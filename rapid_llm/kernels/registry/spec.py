@@ -114,7 +114,8 @@ class Numerics:
     """What an op promises about rounding, for the derived error bound and for admission of rows.
 
     accumulate: dtype of sums. roundings: intermediate roundings that a row may declare, as `argument:dtype`
-    (`weight:bf16`: the weight is rounded to bf16 before use). TF32 is never allowed for fp32.
+    (`weight:bf16`: the weight is rounded to bf16 before use; `input:int16`: every 32 values along the last dimension
+    become integers times the largest magnitude / 32767). TF32 is never allowed for fp32.
     """
 
     accumulate: str = "fp32"

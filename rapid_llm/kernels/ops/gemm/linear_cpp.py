@@ -7,6 +7,7 @@ stays in the cache and multiply it by torch's GEMM, which wins while there are m
 
 from __future__ import annotations
 
+import ctypes
 from typing import Final
 
 import torch
@@ -22,6 +23,8 @@ SCRATCH_ELEMENTS: Final = 2**21
 _SCHEMES: Final = ("q8_0", "q4_0", "q4_1")
 _library: Final = load_cpp("linear_blocks", "gemm/linear_blocks.cpp")
 
+_int16: Final = load_cpp("linear_blocks_int16", "gemm/linear_blocks_int16.cpp")
+_LINEAR_INT16: Final = {s: function(_int16, f"linear_int16_{s}", "pnpnnnnppni", ctypes.c_int) for s in _SCHEMES}
 _LINEAR: Final = {s: function(_library, f"linear_{s}", "pnpnnnnppni") for s in _SCHEMES}
 _DEQUANTISE: Final = {
     (s, dtype): function(_library, f"dequantise_{s}_{label}", "pnnnpi")
@@ -34,15 +37,30 @@ def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = "unquantized"
 ) -> Tensor:
     """input (..., in_features) fp32 times blocks (out_features, bytes) uint8; see the op. Last dimensions are dense."""
+    return _decode(input, weight, bias, out, scheme, False)
+
+
+def linear_int16(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = "unquantized"
+) -> Tensor:
+    """The same with the input rounded to int16 per block of 32; an input with NaN or infinities is not rounded."""
+    return _decode(input, weight, bias, out, scheme, True)
+
+
+def _decode(
+    input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, rounded: bool
+) -> Tensor:
     features, outputs = _check(input, weight, bias, scheme)
     dense_bias = None if bias is None else bias.contiguous()
     rows = input if input.dim() == 2 else input.reshape(-1, features)
     result = torch.empty((*input.shape[:-1], outputs), dtype=torch.float32) if out is None else out
     flat = result.view(-1, outputs) if result.is_contiguous() else torch.empty((rows.shape[0], outputs))
-    _LINEAR[scheme](
+    arguments = (
         *(weight.data_ptr(), weight.stride(0), rows.data_ptr(), rows.stride(0), rows.shape[0], features, outputs),
         *(None if dense_bias is None else dense_bias.data_ptr(), flat.data_ptr(), outputs, torch.get_num_threads()),
     )
+    if not (rounded and _LINEAR_INT16[scheme](*arguments)):
+        _LINEAR[scheme](*arguments)
     if flat.data_ptr() != result.data_ptr():
         result.copy_(flat.view(result.shape))
     return result
