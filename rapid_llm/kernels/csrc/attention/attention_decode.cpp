@@ -24,14 +24,19 @@ inline void attend(const float* q, std::int64_t dim, Cache k, Cache v, const std
                    std::int64_t keys, float scale, float* scores, float* out) {
   float top = -std::numeric_limits<float>::infinity();
   bool ordered = true;
-  for (std::int64_t j = 0; j < keys; ++j) {
-    const float* key = k.data + table[j / page_size] * k.page + j % page_size * k.row;
-    float dot = 0.0f;
+  for (std::int64_t first = 0; first < keys; first += page_size) {
+    const float* page = k.data + table[first / page_size] * k.page;
+    const std::int64_t count = keys - first < page_size ? keys - first : page_size;
+    for (std::int64_t j = 0; j < count; ++j) {
+      const float* key = page + j * k.row;
+      float dot = 0.0f;
 #pragma omp simd reduction(+ : dot)
-    for (std::int64_t d = 0; d < dim; ++d) dot += q[d] * key[d];
-    scores[j] = dot * scale;
-    ordered &= scores[j] == scores[j];
-    top = scores[j] > top ? scores[j] : top;
+      for (std::int64_t d = 0; d < dim; ++d) dot += q[d] * key[d];
+      const float score = dot * scale;
+      scores[first + j] = score;
+      ordered &= score == score;
+      top = score > top ? score : top;
+    }
   }
   float total = 0.0f;
 #pragma omp simd reduction(+ : total)
@@ -42,11 +47,15 @@ inline void attend(const float* q, std::int64_t dim, Cache k, Cache v, const std
   // A NaN score poisons its row, as does a row of nothing but -inf or one that holds +inf: inf - inf above.
   if (!ordered) total = std::numeric_limits<float>::quiet_NaN();
   for (std::int64_t d = 0; d < dim; ++d) out[d] = 0.0f;
-  for (std::int64_t j = 0; j < keys; ++j) {
-    const float* value = v.data + table[j / page_size] * v.page + j % page_size * v.row;
-    const float p = scores[j];
+  for (std::int64_t first = 0; first < keys; first += page_size) {
+    const float* page = v.data + table[first / page_size] * v.page;
+    const std::int64_t count = keys - first < page_size ? keys - first : page_size;
+    for (std::int64_t j = 0; j < count; ++j) {
+      const float* value = page + j * v.row;
+      const float p = scores[first + j];
 #pragma omp simd
-    for (std::int64_t d = 0; d < dim; ++d) out[d] += p * value[d];
+      for (std::int64_t d = 0; d < dim; ++d) out[d] += p * value[d];
+    }
   }
   const float inverse = keys > 0 ? 1.0f / total : 0.0f;
   for (std::int64_t d = 0; d < dim; ++d) out[d] *= inverse;

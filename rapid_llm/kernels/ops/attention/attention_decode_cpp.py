@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rapid_llm.kernels.cpp import function, load_cpp
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor
-from rapid_llm.kernels.ops.attention._paged import allocate, check_attention
+from rapid_llm.kernels.ops.attention._paged import check_attention
 from rapid_llm.kernels.registry import ArgumentError
 
 _library: Final = load_cpp("attention_decode", "attention/attention_decode.cpp")
@@ -41,12 +41,11 @@ def attention_decode(
     v_page, v_row, v_head, v_last = v_cache.stride()
     if dim > 1 and not q_last == k_last == v_last == 1:
         raise ArgumentError(f"{_OP}: query and caches must be contiguous in their last dimension")
-    result = allocate(_OP, query, out if out is not None and out.is_contiguous() else None)
+    result = torch.empty((sequences, heads, dim)) if out is None or not out.is_contiguous() else out
     if out is not None:
         check_tensor(_OP, "out", out, query, query.shape)
         check_disjoint(_OP, "out", out, "query", query)
-    lengths = seq_lens.to(torch.int32).contiguous()
-    table = block_table.to(torch.int32).contiguous()
+    lengths, table = _as_int32(seq_lens), _as_int32(block_table)
     wrong = _decode(
         *(query.data_ptr(), q_sequence, q_head, sequences, heads, kv_heads, dim),
         *(k_cache.data_ptr(), k_page, k_row, k_head, v_cache.data_ptr(), v_page, v_row, v_head, pages, page_size),
@@ -59,3 +58,10 @@ def attention_decode(
             f"{block_table[wrong].tolist()} is too short for them or names a page outside the cache's {pages}"
         )
     return result if out is None or out is result else out.copy_(result)
+
+
+def _as_int32(indices: Tensor) -> Tensor:
+    """Dense int32, without a call where they are that already."""
+    if indices.dtype is torch.int32 and indices.is_contiguous():
+        return indices
+    return indices.to(torch.int32).contiguous()

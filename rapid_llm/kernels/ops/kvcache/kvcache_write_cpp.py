@@ -24,13 +24,13 @@ def kvcache_write(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, 
     tokens, heads, dim = key.shape
     pages, page_size = k_cache.shape[:2]
     size = key.element_size()
-    strides = (key.stride(), value.stride(), k_cache.stride(), v_cache.stride())
-    if dim > 1 and any(s[-1] != 1 for s in strides):
+    key_token, key_head, key_last = key.stride()
+    value_token, value_head, value_last = value.stride()
+    k_page, k_row, k_head, k_last = k_cache.stride()
+    v_page, v_row, v_head, v_last = v_cache.stride()
+    if dim > 1 and not key_last == value_last == k_last == v_last == 1:
         raise ArgumentError("kvcache.write: key, value and caches must be contiguous in their last dimension")
-    (key_token, key_head, _), (value_token, value_head, _), (k_page, k_row, k_head, _), (v_page, v_row, v_head, _) = (
-        strides
-    )
-    slots = slot_mapping.contiguous()
+    slots = slot_mapping if slot_mapping.is_contiguous() else slot_mapping.contiguous()
     wrong = _write(
         *(key.data_ptr(), key_token * size, key_head * size, value.data_ptr(), value_token * size, value_head * size),
         *(k_cache.data_ptr(), v_cache.data_ptr(), k_page * size, k_row * size, k_head * size),

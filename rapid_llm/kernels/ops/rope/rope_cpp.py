@@ -40,7 +40,8 @@ def rope(query: Tensor, key: Tensor, positions: Tensor, cos_sin_cache: Tensor, *
         check_written("rope", "query", query)
         check_written("rope", "key", key)
         check_disjoint("rope", "query", query, "key", key)
-    at = positions.to(torch.int64).contiguous()
+    dense = positions.dtype is torch.int64 and positions.is_contiguous()
+    at = positions if dense else positions.to(torch.int64).contiguous()
     wrong = _rope(
         *(query.data_ptr(), q_token, q_head, query_heads, key.data_ptr(), k_token, k_head, key_heads),
         *(at.data_ptr(), tokens, cos_sin_cache.data_ptr(), rows, rotary),
