@@ -77,7 +77,7 @@ def check_callable(
     if op.schemes and scheme is None:
         scheme = op.schemes[0]
     chosen = SEEDS[budget] if seeds is None else tuple(seeds)
-    label = row.name if row is not None else (name or getattr(fn, "__name__", "<callable>"))
+    label = row.name if row is not None else str(name or getattr(fn, "__name__", "<callable>"))
     report = Report(op.id, label, _device_label(device), dtype, scheme, budget, chosen)
     started = time.perf_counter()
     run = Run(op, fn, row, torch.device(device), scheme, report)

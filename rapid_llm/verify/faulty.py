@@ -172,6 +172,24 @@ def _result_is_a_view(fn: Fn, args: tuple[Any, ...], out: Tensor | None, keyword
     return torch.stack((right, right), dim=-1)[..., 0] if out is None else out.copy_(right)
 
 
+def _offsets_in_int32(fn: Fn, args: tuple[Any, ...], out: Tensor | None, keywords: dict[str, Any]) -> Tensor:
+    """Multiplies row and stride in 32 bits, so that far rows are read elsewhere."""
+    first = args[0]
+    wrapped_strides = tuple(s % 2**31 for s in first.stride())
+    if wrapped_strides != first.stride():
+        first = first.as_strided(first.shape, wrapped_strides, first.storage_offset())
+    right = fn(first, *args[1:], **keywords)
+    return right if out is None else out.copy_(right)
+
+
+def _writes_before_reading(fn: Fn, args: tuple[Any, ...], out: Tensor | None, keywords: dict[str, Any]) -> Tensor:
+    """Clears `out` first, although it may be its input."""
+    if out is None:
+        return fn(*args, **keywords)
+    out.zero_()
+    return out.copy_(fn(*args, **keywords))
+
+
 def remembering(fn: Fn) -> Fn:
     """A row that answers from memory when it meets a pointer and shape again."""
     memory: dict[tuple[Any, ...], Tensor] = {}
@@ -219,6 +237,8 @@ WRAPPERS: Final = {
     "0.3 of the answer": _a_share_of,
     "one element wrong": _one_element_wrong,
     "empty refused": _refuses_empty,
+    "offsets in int32": _offsets_in_int32,
+    "aliased out cleared": _writes_before_reading,
     "result in fp32": _result_in_fp32,
     "result is a view": _result_is_a_view,
 }
@@ -330,6 +350,7 @@ _GENERAL: Final = (
         ("rmsnorm", f, "bf16")
         for f in ("last row unwritten", "input strides ignored", "NaN swallowed", "input changed")
     ),
+    *((op, "aliased out cleared", "fp32") for op in ("rmsnorm", "attention.decode", "linear")),
     *(("silu_and_mul", f, "fp16") for f in ("tail unwritten", "out strides ignored", "infinity saturated")),
     *(("linear", f, "fp32") for f in ("last row unwritten", "input strides ignored", "out ignored", "stray write")),
     *(("attention.decode", f, "fp32") for f in ("output unwritten", "input strides ignored", "NaN swallowed")),
@@ -340,7 +361,8 @@ _GENERAL: Final = (
 
 def plain_row(op_id: str) -> Fn:
     """The right plain row of an op."""
-    return getattr(plain, op_id.replace(".", "_"))
+    row: Fn = getattr(plain, op_id.replace(".", "_"))
+    return row
 
 
 def battery() -> list[FaultyRow]:

@@ -25,7 +25,7 @@ def span(tensor: Tensor) -> int:
     """Elements from the first to the last that `tensor` reaches, gaps included."""
     if tensor.numel() == 0:
         return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(int((n - 1) * s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def bits(tensor: Tensor) -> Tensor:

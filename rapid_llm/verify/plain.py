@@ -297,14 +297,13 @@ def sample(
     *,
     fault: str = "",
 ) -> Tensor:
-    ids = [
-        _choose(logits[i].float(), *(float(t[i]) for t in (temperature, top_k, top_p, min_p, uniform)), fault)
-        for i in range(logits.shape[0])
-    ]
+    parameters = torch.stack([t.double() for t in (temperature, top_k, top_p, min_p, uniform)], dim=1)
+    ids = [_choose(row, values, fault) for row, values in zip(logits.float(), parameters.tolist(), strict=True)]
     return _give(torch.tensor(ids, dtype=torch.int64), out, torch.int64)
 
 
-def _choose(z: Tensor, temperature: float, top_k: float, top_p: float, min_p: float, draw: float, fault: str) -> int:
+def _choose(z: Tensor, parameters: list[float], fault: str) -> int:
+    temperature, top_k, top_p, min_p, draw = parameters
     bad = bool((torch.isnan(z) | (z == math.inf)).any()) or bool((z == -math.inf).all())
     if bad and fault != "unusable rows answered":
         return -1
@@ -336,6 +335,6 @@ def _choose(z: Tensor, temperature: float, top_k: float, top_p: float, min_p: fl
     total = 1.0 if fault == "mass not renormalised" else float(cumulative[-1])
     above = torch.nonzero(cumulative > draw * total).flatten()
     if above.numel() == 0:
-        return z.numel() - 1
+        return len(z) - 1
     chosen = int(above[0])
-    return min(chosen + 1, z.numel() - 1) if fault == "one too far" else chosen
+    return min(chosen + 1, len(z) - 1) if fault == "one too far" else chosen

@@ -21,7 +21,7 @@ MAX_THREADS: Final = 16
 
 def rehearse(calls: Callable[[], None]) -> bool:
     """Run `calls` with every Triton launch compiled, in parallel, but not performed; False if this Triton cannot."""
-    mode = getattr(triton_support.triton, "AsyncCompileMode", None)
+    mode = getattr(vars(triton_support)["triton"], "AsyncCompileMode", None)
     if triton_support.MISSING_REASON or mode is None:
         return False
 

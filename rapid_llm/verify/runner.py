@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class PoisonedAllocations(TorchDispatchMode):
+class PoisonedAllocations(TorchDispatchMode):  # type: ignore[misc]
     """While active, memory that torch hands out uninitialised holds NaN, or an unlikely integer."""
 
     _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
@@ -139,8 +139,9 @@ class Run:
         self._same(first, again)
         for how in case.outs:
             self._where = (*self._where[:2], f"out {how}")
-            if how.startswith("overlap:"):
-                self._overlapping(truth, how.partition(":")[2])
+            kind, _, name = how.partition(":")
+            if kind in ("overlap", "try overlap", "try is"):
+                self._aliased(truth, name, shift=int(kind != "try is"), must_refuse=kind == "overlap")
             else:
                 self._with_out(truth, how, f"out {how}")
 
@@ -300,23 +301,28 @@ class Run:
         else:
             self._fail("no error", f"expected {wanted}")
 
-    def _overlapping(self, truth: _Truth, name: str) -> None:
-        """`out` is part of an argument's memory, one element on: must be refused, and nothing written."""
+    def _aliased(self, truth: _Truth, name: str, *, shift: int, must_refuse: bool) -> None:
+        """`out` is an argument, or its memory `shift` elements on: refused with nothing written, or else right."""
         args = self._guarded(truth.values)
         source = args[name].tensor
         if source.numel() < 2 or not source.is_contiguous():
-            raise ValueError(f"case {self._where[0]}: out=overlap needs a contiguous {name} of at least 2 elements")
-        out = source.as_strided(source.shape, source.stride(), source.storage_offset() + 1)
+            raise ValueError(f"case {self._where[0]}: an aliased out needs a contiguous {name} of at least 2 elements")
+        out = source.as_strided(source.shape, source.stride(), source.storage_offset() + shift) if shift else source
         positional, keywords = self._bind(args)
         self.report.calls += 1
         try:
-            self.fn(*positional, **keywords, out=out)
+            result = self.fn(*positional, **keywords, out=out)
         except RuntimeError:
             self._untouched(args, set())
+            return
         except Exception as error:
-            self._fail("wrong error", f"expected a RuntimeError for overlapping out, got {type(error).__name__}")
-        else:
+            self._fail("wrong error", f"expected a RuntimeError for an out that overlaps, got {type(error).__name__}")
+            return
+        if must_refuse:
             self._fail("no error", f"out overlaps {name} in part and was accepted")
+            return
+        self._untouched({k: v for k, v in args.items() if k != name}, set())
+        self._compare([result], truth)
 
     def _refuses(self, values: dict[str, Any], state: Standing) -> bool:
         """Whether the row, which does not declare this layout, says so; if it answers, it must be right."""

@@ -38,7 +38,7 @@ def unique_bytes(tensor: Tensor) -> int:
         if stride != 0:
             count *= size
             reach += (size - 1) * abs(stride)
-    return min(count, reach) * tensor.element_size()
+    return int(min(count, reach) * tensor.element_size())
 
 
 def scale(*, input: Tensor, factor: float) -> Work:
@@ -116,8 +116,8 @@ def _attention(query: Tensor, cache: Tensor, seen: list[int], pairs: int, index_
 
 
 def _table_bytes(seen: list[int], cache: Tensor, block_table: Tensor) -> int:
-    page = cache.shape[1]
-    return sum(-(-n // page) for n in seen) * block_table.element_size()
+    page = int(cache.shape[1])
+    return sum(-(-n // page) for n in seen) * int(block_table.element_size())
 
 
 def attention_prefill(

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rapid_llm.verify.ulp import LABELS, format_of
+
+Device: TypeAlias = torch.device | str
+"""Where a case's tensors are put."""
 
 BUDGETS: Final = ("full", "interpret")
 
@@ -26,8 +29,8 @@ class Case:
 
     make: generator -> arguments by schema name. outs: further ways to pass `out`, besides none and a contiguous
     tensor: `strided`, `is:<argument>` (the very argument) and `overlap:<argument>` (a shifted part of it, which must
-    be refused). raises: what the call must raise instead of answering. seeds: how many of the run's seeds it takes,
-    None for all.
+    be refused); `try is:` and `try overlap:` for an op that speaks of neither, which may refuse, or be right. raises:
+    what the call must raise instead of answering. seeds: how many of the run's seeds it takes, None for all.
     """
 
     id: str
@@ -92,7 +95,7 @@ def edges(dtype: torch.dtype) -> Tensor:
     return both.to(dtype)
 
 
-def lay(values: Tensor, layout: str, device: torch.device | str) -> Tensor:
+def lay(values: Tensor, layout: str, device: Device) -> Tensor:
     """`values` on `device` as a view of the asked layout; the values are the same, but for `expanded`.
 
     contiguous; `offset`: contiguous, one element off every alignment; `sliced`: each row is part of a longer one;
@@ -124,7 +127,7 @@ def lay(values: Tensor, layout: str, device: torch.device | str) -> Tensor:
     return view.copy_(values)
 
 
-def lay_heads(values: Tensor, layout: str, device: torch.device | str) -> Tensor:
+def lay_heads(values: Tensor, layout: str, device: Device) -> Tensor:
     """As `lay` for (tokens, heads, head_dim), and `fused`: a token's heads are part of a longer row, as in a qkv
     result."""
     if layout != "fused":
@@ -134,7 +137,7 @@ def lay_heads(values: Tensor, layout: str, device: torch.device | str) -> Tensor
     return rows[:, dim : (heads + 1) * dim].view(tokens, heads, dim).copy_(values)
 
 
-def far(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def far(shape: Sequence[int], dtype: torch.dtype, device: Device) -> Tensor:
     """An uninitialised view whose first dimension strides so far that its last index starts at or beyond 2**31
     elements.
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from rapid_llm.verify.cases.build import Case, check_budget, edges, every_bit_pattern, lay, normal, torch_dtype, wide
-
-Device = torch.device | str
+from rapid_llm.verify.cases.build import (
+    Case,
+    Device,
+    check_budget,
+    edges,
+    every_bit_pattern,
+    lay,
+    normal,
+    torch_dtype,
+    wide,
+)
 
 _SIZES = ((1,), (7,), (128,), (1024,), (4096,), (4097,), (65536,), (), (3, 5, 17), (2, 3, 2, 1, 5))
 _LAYOUTS = ("offset", "sliced", "stepped", "transposed", "outer", "expanded")
@@ -18,13 +29,13 @@ def scale(dtype: str, device: Device, scheme: str | None = None, *, budget: str 
     del scheme
     kind = torch_dtype(dtype)
 
-    def case(name: str, shape: tuple[int, ...], factor: float, layout: str = "contiguous", **more: object) -> Case:
-        def make(g: torch.Generator) -> dict[str, object]:
+    def case(name: str, shape: tuple[int, ...], factor: float, layout: str = "contiguous", **more: Any) -> Case:
+        def make(g: torch.Generator) -> dict[str, Any]:
             return {"input": lay(normal(g, shape, kind, 3.0), layout, device), "factor": factor}
 
         return Case(f"{name}/{layout}/{factor:g}", make, **more)
 
-    def special(name: str, draw: object, factor: float, **more: object) -> Case:
+    def special(name: str, draw: Callable[[torch.Generator], Tensor], factor: float, **more: Any) -> Case:
         return Case(f"{name}/{factor:g}", lambda g: {"input": draw(g).to(device), "factor": factor}, **more)
 
     def edge_values(g: torch.Generator) -> Tensor:
@@ -59,15 +70,13 @@ def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budge
     del scheme
     kind = torch_dtype(dtype)
 
-    def case(
-        name: str, shape: tuple[int, ...], layout: str = "contiguous", spread: float = 2.0, **more: object
-    ) -> Case:
-        def make(g: torch.Generator) -> dict[str, object]:
+    def case(name: str, shape: tuple[int, ...], layout: str = "contiguous", spread: float = 2.0, **more: Any) -> Case:
+        def make(g: torch.Generator) -> dict[str, Any]:
             return {"input": lay(normal(g, (*shape[:-1], 2 * shape[-1]), kind, spread), layout, device)}
 
         return Case(f"{name}/{layout}", make, **more)
 
-    def edge(g: torch.Generator) -> dict[str, object]:
+    def edge(g: torch.Generator) -> dict[str, Any]:
         del g
         special = edges(kind)
         special = special[torch.isfinite(special) & (special.abs() < 1e4)]
@@ -78,7 +87,7 @@ def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budge
         up[-2:] = torch.tensor([float("nan"), float("inf")]).to(kind)
         return {"input": torch.stack((torch.cat((gate, up)), torch.cat((gate, -3 * up)))).to(device)}
 
-    def saturated(g: torch.Generator) -> dict[str, object]:
+    def saturated(g: torch.Generator) -> dict[str, Any]:
         gate = torch.linspace(-110, 110, 881).to(kind)
         return {"input": torch.cat((gate, normal(g, (881,), kind, 2.0)))[None].to(device)}
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rapid_llm.verify.cases.build import Case, check_budget, every_bit_pattern, integers, lay, normal, torch_dtype, wide
+from rapid_llm.verify.cases.build import (
+    Case,
+    Device,
+    check_budget,
+    every_bit_pattern,
+    integers,
+    lay,
+    normal,
+    torch_dtype,
+    wide,
+)
 from rapid_llm.verify.formats import random_blocks
 from rapid_llm.verify.ulp import format_of
 
-Device = torch.device | str
 Draw = Callable[[torch.Generator], Tensor]
 
 DENSE = "unquantized"
@@ -57,9 +67,9 @@ def embedding(dtype: str, device: Device, scheme: str | None = None, *, budget: 
         index: torch.dtype = torch.int64,
         to: torch.dtype | None = None,
         low: int = 0,
-        **more: object,
+        **more: Any,
     ) -> Case:
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             chosen = torch.randint(low, vocab - low, ids, generator=g).to(index)
             if chosen.numel() > 2:
                 flat = chosen.view(-1)
@@ -71,7 +81,7 @@ def embedding(dtype: str, device: Device, scheme: str | None = None, *, budget: 
         into = "" if to is None else f"/{str(to).removeprefix('torch.')}"
         return Case(f"{name}/{'x'.join(map(str, ids))}/{vocab}x{hidden}/{layout}{into}", make, **more)
 
-    def bit_patterns(g: torch.Generator) -> dict[str, object]:
+    def bit_patterns(g: torch.Generator) -> dict[str, Any]:
         if scheme == DENSE:
             weight = every_bit_pattern(g, 8 * 64, kind).view(8, 64)
         else:
@@ -135,11 +145,11 @@ class _Linear:
         exact: bool = False,
         draw: Draw | None = None,
         spread: float = 1.0,
-        **more: object,
+        **more: Any,
     ) -> Case:
         lead = m if isinstance(m, tuple) else (m,)
 
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             if draw is not None:
                 x = draw(g)
             elif exact:
@@ -175,7 +185,7 @@ class _Linear:
     def cancelling(self, m: int, k: int, n: int) -> Case:
         """Large terms that cancel: partial sums leave fp16's range, and bf16's precision, before they come back."""
 
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             half = integers(g, (m, k // 2), 100, 255, self.kind)
             x = torch.cat((half, -half), dim=1)
             x[:, 0] += 1
@@ -187,7 +197,7 @@ class _Linear:
     def special(self, m: int, k: int, n: int) -> Case:
         """NaN in one row of the input; dense weights also meet infinity and a NaN of their own."""
 
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             x = normal(g, (m, k), self.kind)
             x[1, k - 1] = float("nan")
             weight = self.weight(g, n, k)
@@ -203,7 +213,7 @@ class _Linear:
         """Numbers whose exponents differ widely, or blocks whose scales are the largest that the dtype can hold."""
         largest = 500.0 if self.kind == torch.float16 else 65504.0
 
-        def spread_out(g: torch.Generator) -> dict[str, object]:
+        def spread_out(g: torch.Generator) -> dict[str, Any]:
             x = wide(g, (3, 96), self.kind, -12, 4)
             if self.dense:
                 weight = wide(g, (21, 96), self.kind, -12, 4)
@@ -242,6 +252,7 @@ def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str
         *(case(f"empty{i}", lead, 64, 32) for i, lead in enumerate(((0,), (2, 0)))),
         *(case("plain", *size) for size in sizes),
         *(case("bias", m, 96, 65, bias="contiguous", outs=strided) for m in (1, 4, 40)),
+        case("aliased", 6, 64, 64, outs=("try is:input", "try overlap:input")),
         case("vector", (), 64, 33),
         case("cube", (2, 3), 64, 33, bias="stepped"),
         case("exact", 1, 576, 96, exact=True),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from rapid_llm.verify.cases.build import Case, check_budget, integers, lay, normal, torch_dtype
+from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, normal, torch_dtype
 from rapid_llm.verify.ulp import format_of
-
-Device = torch.device | str
 
 _SHAPES = ((1, 1), (1, 576), (4, 64), (3, 577), (2, 4097), (33, 128), (2, 3, 48), (100,), (1, 8192))
 _LAYOUTS = ("offset", "sliced", "stepped", "transposed", "outer", "expanded")
@@ -44,9 +44,9 @@ def rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, budget: st
         eps: float | None = 1e-5,
         weight: torch.dtype = kind,
         weight_layout: str = "contiguous",
-        **more: object,
+        **more: Any,
     ) -> Case:
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             args = {
                 "input": lay(normal(g, shape, kind, spread), layout, device),
                 "weight": lay(normal(g, shape[-1:], weight), weight_layout, device),
@@ -55,7 +55,7 @@ def rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, budget: st
 
         return Case(f"{name}/{'x'.join(map(str, shape))}/{layout}", make, **more)
 
-    def special(g: torch.Generator) -> dict[str, object]:
+    def special(g: torch.Generator) -> dict[str, Any]:
         rows = _special(kind)
         return {"input": rows.to(device), "weight": normal(g, (40,), kind).to(device), "eps": 1e-5}
 
@@ -63,7 +63,7 @@ def rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, budget: st
     if not check_budget(budget):
         return [
             case("empty", (0, 16)),
-            case("plain", (3, 65), outs=strided),
+            case("plain", (3, 65), outs=("strided", "try is:input", "try overlap:input")),
             case("small", (2, 40), "stepped", spread=1e-3, weight=torch.float32),
             case("plain", (4, 33), "transposed", weight_layout="stepped"),
             case("plain", (2, 3, 24), "outer", eps=None),
@@ -74,6 +74,7 @@ def rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, budget: st
     return [
         *(case(f"empty{i}", s) for i, s in enumerate(((0, 16), (0, 3, 8)))),
         *(case("plain", s, outs=strided) for s in _SHAPES),
+        case("aliased", (5, 96), outs=("try is:input", "try overlap:input")),
         *(case("layout", (6, 5, 34), name, weight_layout="stepped") for name in _LAYOUTS),
         case("layout", (6, 33), weight_layout="offset"),
         *(case("weight", (5, 96), weight=w) for w in others),
@@ -99,9 +100,9 @@ def fused_add_rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, 
         other: float = 1.0,
         eps: float | None = 1e-5,
         weight: torch.dtype = kind,
-        **more: object,
+        **more: Any,
     ) -> Case:
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             args = {
                 "input": lay(normal(g, shape, kind, spread), layouts[0], device),
                 "residual": lay(normal(g, shape, kind, other), layouts[1], device),
@@ -111,13 +112,13 @@ def fused_add_rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, 
 
         return Case(f"{name}/{'x'.join(map(str, shape))}/{'+'.join(layouts)}", make, **more)
 
-    def cancelling(g: torch.Generator) -> dict[str, object]:
+    def cancelling(g: torch.Generator) -> dict[str, Any]:
         big = integers(g, (5, 120), -100, 100, kind)
         small = (integers(g, (5, 120), -3, 3, torch.float32) / 8).to(kind)
         residual = (small.to(torch.float32) - big.to(torch.float32)).to(kind)
         return {"input": big.to(device), "residual": residual.to(device), "weight": normal(g, (120,), kind).to(device)}
 
-    def special(g: torch.Generator) -> dict[str, object]:
+    def special(g: torch.Generator) -> dict[str, Any]:
         rows = _special(kind)
         other = torch.zeros_like(rows)
         other[5, 0] = float("nan")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rapid_llm.verify.cases.build import Case, check_budget, integers, lay, lay_heads, normal, torch_dtype
-
-Device = torch.device | str
+from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, lay_heads, normal, torch_dtype
 
 PAGE = 16
 SPARE = 3
@@ -42,11 +41,11 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
         layout: str = "contiguous",
         cache: str = "contiguous",
         slots: str = "contiguous",
-        **more: object,
+        **more: Any,
     ) -> Case:
         pages = max(pages, -(-tokens // page) + 1)
 
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             chosen = torch.randperm(pages * page, generator=g)
             if tokens > 2:  # slots on both sides of a page border, and the last one of all
                 borders = torch.tensor([page - 1, page, pages * page - 1])
@@ -114,9 +113,9 @@ class _Attention:
         exact: bool = False,
         special: str = "",
         shared: bool = False,
-        **more: object,
+        **more: Any,
     ) -> Case:
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             args = self._paged(g, sequences, heads[1], dim, page, cache, table, spread, exact, shared)
             shape = (sum(q for q, _ in sequences), heads[0], dim)
             query = integers(g, shape, -15, 15, self.kind) if exact else normal(g, shape, self.kind, spread)
@@ -145,7 +144,7 @@ class _Attention:
         spread: float,
         exact: bool,
         shared: bool,
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         """Caches in which every row that no sequence sees is NaN, and block tables over shuffled pages."""
         lengths = [n for _, n in sequences]
         needed = [-(-n // page) for n in lengths]
@@ -177,7 +176,7 @@ class _Attention:
     def _index(layout: str) -> str:
         return "stepped" if layout == "stepped" else "contiguous"
 
-    def _spoil(self, what: str, query: Tensor, args: dict[str, object], sequences: Sequence[tuple[int, int]]) -> None:
+    def _spoil(self, what: str, query: Tensor, args: dict[str, Any], sequences: Sequence[tuple[int, int]]) -> None:
         """Put a NaN or an infinity where the op says whom it reaches."""
         first = int(args["block_table"][0, 0])
         if what == "query":
@@ -211,10 +210,10 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
     del scheme
     make = _Attention(dtype, device, decode=True)
 
-    def case(name: str, lengths: Sequence[int], *args: object, **more: object) -> Case:
+    def case(name: str, lengths: Sequence[int], *args: Any, **more: Any) -> Case:
         return make.case(name, [(1, n) for n in lengths], *args, **more)
 
-    strided = ("strided",)
+    strided, aliased = ("strided",), ("try is:query", "try overlap:query")
     if not check_budget(budget):
         return [
             case("empty", ()),
@@ -226,7 +225,7 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
     return [
         case("empty", ()),
         case("borders", (1, 2, *_BORDERS), outs=strided),
-        case("padding", (0, 5, 0, 40)),
+        case("padding", (0, 5, 0, 40), outs=aliased),
         case("all padding", (0, 0)),
         *(case("geometry", (37, 16, 1), h, d, page=p) for h, d, p in _GEOMETRIES),
         case("long", (700, 3, 333), seeds=1),
@@ -251,7 +250,7 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
     del scheme
     make = _Attention(dtype, device, decode=False)
     case = make.case
-    strided = ("strided",)
+    strided, aliased = ("strided",), ("try is:query", "try overlap:query")
     if not check_budget(budget):
         return [
             case("empty", ()),
@@ -266,7 +265,7 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
         case("borders", [(n, n) for n in (1, 2, *_BORDERS)], outs=strided, seeds=1),
         case("resumed", [(3, n) for n in _BORDERS]),
         case("resumed at a border", [(16, 32), (1, 17), (17, 33), (15, 31)]),
-        case("mixed", [(1, 40), (7, 7), (0, 12), (20, 50), (1, 1)]),
+        case("mixed", [(1, 40), (7, 7), (0, 12), (20, 50), (1, 1)], outs=aliased),
         case("no keys", [(2, 0), (5, 3), (4, 4)]),
         *(case("geometry", [(6, 37), (9, 9)], h, d, page=p) for h, d, p in _GEOMETRIES),
         case("long", [(130, 300), (70, 70)], seeds=1),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rapid_llm.verify.cases.build import Case, check_budget, lay, lay_heads, normal, torch_dtype
-
-Device = torch.device | str
+from rapid_llm.verify.cases.build import Case, Device, check_budget, lay, lay_heads, normal, torch_dtype
 
 
 def _table(g: torch.Generator, positions: int, rotary: int) -> Tensor:
@@ -37,9 +36,9 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
         index: torch.dtype = torch.int64,
         other: str = "contiguous",
         spread: float = 1.0,
-        **more: object,
+        **more: Any,
     ) -> Case:
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             positions = torch.randint(0, table, (tokens,), generator=g)
             if tokens > 2:
                 positions[0], positions[-1] = 0, table - 1
@@ -54,7 +53,7 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
         pairing = "interleaved" if interleaved else "halves"
         return Case(f"{name}/{tokens}x{heads[0]}:{heads[1]}x{dim}/{layout}/{pairing}", make, **more)
 
-    def special(g: torch.Generator) -> dict[str, object]:
+    def special(g: torch.Generator) -> dict[str, Any]:
         query = normal(g, (5, 2, 16), kind)
         query[1, 0, 3] = float("nan")
         query[2, 1, 9] = float("inf")

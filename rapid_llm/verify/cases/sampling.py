@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rapid_llm.verify.cases.build import Case, check_budget, integers, lay, normal, torch_dtype
-
-Device = torch.device | str
+from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, normal, torch_dtype
 
 LAST = 1.0 - 2.0**-24
 """The largest fp32 below 1: where a cumulative sum that falls short would run off the end."""
@@ -55,11 +54,11 @@ def sample(dtype: str, device: Device, scheme: str | None = None, *, budget: str
         params: str = "contiguous",
         spread: float = 3.0,
         draw: Callable[[torch.Generator], Tensor] | None = None,
-        **more: object,
+        **more: Any,
     ) -> Case:
-        def make(g: torch.Generator) -> dict[str, object]:
+        def make(g: torch.Generator) -> dict[str, Any]:
             logits = draw(g).to(kind) if draw else normal(g, (rows, vocab), kind, spread)
-            args: dict[str, object] = {"logits": lay(logits, layout, device)}
+            args: dict[str, Any] = {"logits": lay(logits, layout, device)}
             for key, value in _parameters(g, rows, fixed or {}).items():
                 args[key] = lay(value, params, device)
             return args
