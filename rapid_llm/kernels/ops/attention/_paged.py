@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from rapid_llm.kernels.ops import triton_support
-from rapid_llm.kernels.ops.arguments import check_tensor, check_written
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor, check_written
 from rapid_llm.kernels.registry import ArgumentError
 
 LOG2_E: Final = 1.4426950408889634
@@ -71,6 +71,7 @@ def allocate(op: str, query: torch.Tensor, out: torch.Tensor | None) -> torch.Te
         return torch.empty(query.shape, dtype=query.dtype, device=query.device)
     check_tensor(op, "out", out, query, query.shape)
     check_written(op, "out", out)
+    check_disjoint(op, "out", out, "query", query)
     return out
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.cpp import function, load_cpp
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor
 from rapid_llm.kernels.ops.block_formats import row_bytes
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -53,7 +54,7 @@ def _decode(
     features, outputs = _check(input, weight, bias, scheme)
     dense_bias = None if bias is None else bias.contiguous()
     rows = input if input.dim() == 2 else input.reshape(-1, features)
-    result = torch.empty((*input.shape[:-1], outputs), dtype=torch.float32) if out is None else out
+    result = _result(input, outputs, out)
     flat = result.view(-1, outputs) if result.is_contiguous() else torch.empty((rows.shape[0], outputs))
     arguments = (
         *(weight.data_ptr(), weight.stride(0), rows.data_ptr(), rows.stride(0), rows.shape[0], features, outputs),
@@ -76,8 +77,11 @@ def linear_gemm(
 def linear_gemm_bf16(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = "unquantized"
 ) -> Tensor:
-    """The same by bf16 GEMM: input, weight and product are rounded to bf16."""
-    return _gemm(input, weight, bias, out, scheme, torch.bfloat16)
+    """The same by bf16 GEMM: input, weight and result are rounded to bf16.
+
+    A layer with a bias takes the fp32 GEMM: the bias must be added before the result is rounded.
+    """
+    return _gemm(input, weight, bias, out, scheme, torch.bfloat16 if bias is None else torch.float32)
 
 
 def _gemm(
@@ -85,7 +89,7 @@ def _gemm(
 ) -> Tensor:
     features, outputs = _check(input, weight, bias, scheme)
     rows = input.reshape(-1, features).to(dtype)
-    result = torch.empty((*input.shape[:-1], outputs), dtype=torch.float32) if out is None else out
+    result = _result(input, outputs, out)
     direct = dtype is torch.float32 and result.is_contiguous()
     product = result.view(-1, outputs) if direct else torch.empty((rows.shape[0], outputs), dtype=dtype)
     piece = max(1, min(outputs, SCRATCH_ELEMENTS // max(features, 1)))
@@ -99,6 +103,16 @@ def _gemm(
     if not direct:
         result.copy_(product.view(result.shape))
     return result if bias is None else result.add_(bias)
+
+
+def _result(input: Tensor, outputs: int, out: Tensor | None) -> Tensor:
+    """Memory for the result: new, or `out` once checked."""
+    shape = (*input.shape[:-1], outputs)
+    if out is None:
+        return torch.empty(shape)
+    check_tensor("linear", "out", out, input, shape)
+    check_disjoint("linear", "out", out, "input", input)
+    return out
 
 
 def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> tuple[int, int]:
