@@ -16,7 +16,7 @@ from rapid_llm.bench import results as results_module
 from rapid_llm.bench.load import Load
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+@given(st.lists(st.floats(-1e100, 1e100), min_size=1))
 def test_min_median_max_are_in_order(samples: list[float]) -> None:
     """Catches B30: the largest reported as the smallest, or samples dropped in silence."""
     summary = summarise(samples)
