@@ -11,6 +11,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 MAKEFLAGS += --no-builtin-rules
+# Byte code is written at first import, not by pip; without it every start would compile anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
 MODEL ?= smollm2-135m-instruct
@@ -93,7 +95,7 @@ clean: ## remove the environment and everything that tools left behind (fetched 
 
 # ---- the environment -------------------------------------------------------------------------------------------------
 
-# Only errors are shown. Byte code is left to the first import: compiling all of torch would double the time.
+# Only errors are shown. pip compiles no byte code: that of all of torch would double the time.
 PIP_INSTALL = $(VENV)/bin/python -m pip --disable-pip-version-check --no-input install -qq --no-compile
 # A plain path entry: the default hook adds 15 ms to every start of this Python.
 EDITABLE = --config-settings editable_mode=compat
