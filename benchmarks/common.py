@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rapid_llm.bench import BenchError, Run, print_figures, result_path, write_json
+from rapid_llm.bench.load import PATIENCE_S
 from rapid_llm.bench.results import RESULTS
 
 
@@ -15,6 +16,13 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     made.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where the result file goes")
     made.add_argument("--force-busy", action="store_true", help="measure on a busy machine; the result says so")
+    made.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        metavar="S",
+        help="wait so long for a quiet machine (%(default)g s)",
+    )
     made.add_argument("--quick", action="store_true", help="fewer repeats: a look, not a result to quote")
     return made
 
@@ -23,7 +31,8 @@ def start(name: str, module: str, options: argparse.Namespace) -> Run:
     """A run of benchmark `name`; ends the program with a message where the machine cannot be trusted."""
     flags = [f"--{flag.replace('_', '-')}" for flag in ("force_busy", "quick") if getattr(options, flag)]
     try:
-        return Run(name, command=" ".join([f"python -m {module}", *flags]), force_busy=options.force_busy)
+        command = " ".join([f"python -m {module}", *flags])
+        return Run(name, command=command, force_busy=options.force_busy, patience=options.patience)
     except BenchError as error:
         sys.exit(f"{name}: {error}")
 

@@ -18,6 +18,9 @@ from .errors import MachineBusyError
 BUSY_LIMIT = 0.15
 """CPUs' worth of other programs' work above which a measurement is refused."""
 
+PATIENCE_S = 5.0
+"""Seconds for which a busy machine is watched before it is refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -70,7 +73,7 @@ def require_idle(
     *,
     limit: float = BUSY_LIMIT,
     window: float = 0.5,
-    patience: float = 5.0,
+    patience: float = PATIENCE_S,
     force: bool = False,
     snapshot: Callable[[], Snapshot] = read_snapshot,
     sleep: Callable[[float], None] = time.sleep,

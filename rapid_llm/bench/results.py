@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .load import BUSY_LIMIT, LoadWatch, require_idle
+from .load import BUSY_LIMIT, PATIENCE_S, LoadWatch, require_idle
 from .machine import machine_record, machine_slug
 from .threads import require_normal_threads
 
@@ -58,16 +58,24 @@ class Run:
     """One run of a benchmark: refuses a busy machine at the start, collects figures, knows the load until its end.
 
     name: of the result file. command: how to repeat it. force_busy: measure on a busy machine, and let the record say
-    so. Raises `MachineBusyError` or `SlowThreadsError` at construction.
+    so. patience: seconds to wait for a quiet one. Raises `MachineBusyError` or `SlowThreadsError` at construction.
     """
 
-    def __init__(self, name: str, *, command: str = "", force_busy: bool = False, threads_checked: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        command: str = "",
+        force_busy: bool = False,
+        patience: float = PATIENCE_S,
+        threads_checked: bool = True,
+    ) -> None:
         self.name = name
         self.command = command
         self.force_busy = force_busy
         self.figures: list[Figure] = []
         self.extra: dict[str, Any] = {}
-        self.before = require_idle(force=force_busy)
+        self.before = require_idle(force=force_busy, patience=patience)
         self.threaded_op_ms = require_normal_threads() if threads_checked else None
         self._watch = LoadWatch()
 

@@ -62,7 +62,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, before: float, during: float, **option
         def stop(self) -> Load:
             return Load(3.0, during, 1, None)
 
-    def idle(*, force: bool) -> Load:
+    def idle(*, force: bool, patience: float) -> Load:
         if before > 0.15 and not force:
             raise MachineBusyError("busy")
         return Load(0.5, before, 1, None)
