@@ -132,13 +132,13 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "linear": [
         *(
             (f"dense, {rows} rows", lambda dtype, m=rows: (_linear(m, 576, 960, dtype=dtype), {}))  # type: ignore[misc]
-            for rows in (1, 24, 1000)
+            for rows in (1, 9, 200, 2000)
         ),
         ("odd, bias", lambda dtype: ((*_linear(3, 33, 65, dtype=dtype), torch.zeros(65, dtype=dtype)), {})),
         ("strided", lambda dtype: ((_matrix(9, 66, dtype=dtype)[:, ::2], _matrix(33, 65, dtype=dtype).t()), {})),
         *(
             (f"{scheme}, {rows} rows", lambda dtype, m=rows, s=scheme: _linear_blocks(m, 576, 960, s, dtype=dtype))  # type: ignore[misc]
-            for scheme, rows in (("q4_1", 1), ("q4_1", 1000), ("q8_0", 24), ("q4_0", 40))
+            for scheme, rows in (("q4_1", 1), ("q4_1", 1000), ("q8_0", 9), ("q4_0", 9))
         ),
         (
             "odd address",

@@ -32,7 +32,7 @@ def _blocks(rows: int, features: int, scheme: str) -> torch.Tensor:
     return random_blocks(torch.Generator().manual_seed(rows), rows, features, scheme)
 
 
-@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("rows", [1, 6, 70])
 @pytest.mark.parametrize("scheme", GGML)
 @pytest.mark.parametrize("device", DEVICES)
 def test_blocks_as_gguf_reads_them(device: str, scheme: str, rows: int) -> None:

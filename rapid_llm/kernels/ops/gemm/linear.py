@@ -21,6 +21,9 @@ DENSE = "unquantized"
 GEMV_ROWS = 4
 """Up to so many rows of input, each row reads the weight by itself: they meet in the L2 cache."""
 
+MANY_TILES = 96
+"""So many tiles of 128 by 128 keep a GPU busy; with fewer, smaller tiles that spread further are faster."""
+
 
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = DENSE
@@ -98,14 +101,14 @@ def _tiles(sm: int, *, rows: int, outputs: int, features: int, itemsize: int) ->
     if rows <= GEMV_ROWS:
         # A weight is read once: few outputs a program, so that small layers still spread over the whole GPU.
         block_k = min(next_power_of_2(features), 2048 // itemsize)
-        return {"BN": 4 if outputs < 8192 else 8, "BK": block_k, "num_warps": 4}
+        return {"BN": 2 if outputs < 8192 else 8, "BK": block_k, "num_warps": 4 if block_k >= 1024 else 1}
     if itemsize == 4:  # no tensor cores in IEEE fp32: registers bound the tile
         return {"BM": 16 if rows <= 16 else 64, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
-    if rows <= 32:
-        return {"BM": 16 if rows <= 16 else 32, "BN": 32, "BK": 128, "num_warps": 4, "num_stages": 4}
-    if rows <= 64 or outputs * -(-rows // 128) < 128 * 132:
-        return {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 4}
-    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
+    if rows <= 16:
+        return {"BM": 16, "BN": 16, "BK": 128, "num_warps": 2, "num_stages": 5}
+    if rows <= 32 or -(-rows // 128) * -(-outputs // 128) < MANY_TILES:
+        return {"BM": 32 if rows <= 32 else 64, "BN": 32, "BK": 128, "num_warps": 4, "num_stages": 4}
+    return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 4}
 
 
 @triton.jit(do_not_specialize=["rows", "inner"])
@@ -159,9 +162,13 @@ def _tile_kernel(
 
 
 def _launch(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scheme: str) -> None:
-    if scheme != DENSE:
-        linear_quantised.launch_blocks(input, weight, bias, out, scheme)
-        return
+    if scheme == DENSE:
+        _launch_dense(input, weight, bias, out)
+    else:
+        linear_quantised.launch_blocks(input, weight, bias, out, scheme, _launch_dense)
+
+
+def _launch_dense(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     outputs, features = weight.shape
     for rows, inner, strides, (x, y) in walk_rows(input, out):
         meta = resolve_tiles(

@@ -1,25 +1,40 @@
 """Triton kernels of `linear` that read GGUF blocks as they lie in memory and dequantise them in registers.
 
-A block holds weight i and weight i + 16 in one byte (or 16 bytes apart), so kernels walk half columns: for each, one
-load of codes serves two weights, and two columns of the input.
+Codes are loaded in words, each of which holds several weights; `_column` tells where weight s of a word belongs. For
+few rows of input words are as wide as the blocks' alignment allows: 4 bytes for q4_1 (20-byte blocks), 2 for q4_0 and
+q8_0 (18 and 34), 1 where the tensor itself is misaligned or strided. For more rows they are single bytes, so that the
+columns of the input that a load takes are adjacent. Above `TILE_ROWS` rows it pays to write the dense weight out once,
+a bounded piece at a time, and to multiply that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from rapid_llm.kernels.ops.arguments import walk_rows
+from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles
 from rapid_llm.kernels.ops.triton_support import launch, tl, triton
 
 GEMV_ROWS = 4
+"""Up to so many rows of input, each row reads and decodes the weight by itself, and keeps it in fp32."""
+
+TILE_ROWS = 16
+"""Above, decoding once into memory and reading that costs less than decoding in every program."""
+
+PIECE = 2**26
+"""Weights written out at a time: 128 MiB in 16 bits."""
+
+Dense = Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
+"""Launches input @ weight.T + bias into out, for a dense weight."""
 
 
 @triton.jit
 def _half_at(ptr, step, mask, ALIGNED: tl.constexpr):
-    """A little-endian fp16 at any byte address, as fp32; ALIGNED: the address is even and bytes are adjacent."""
+    """A little-endian fp16 as fp32; unless ALIGNED, at any byte address."""
     if ALIGNED:
         value = tl.load(ptr.to(tl.pointer_type(tl.float16)), mask=mask, other=0.0)
     else:
@@ -30,49 +45,74 @@ def _half_at(ptr, step, mask, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _pair_at(row_ptr, half, step, mask, SCHEME: tl.constexpr, ALIGNED: tl.constexpr):
-    """Weights (half // 16, half % 16) and the one 16 further on in the same block, in fp32. Masked ones are 0."""
-    BYTES: tl.constexpr = 34 if SCHEME == "q8_0" else (18 if SCHEME == "q4_0" else 20)
-    block = row_ptr + half // 16 * BYTES * step
-    d = _half_at(block, step, mask, ALIGNED)
-    if SCHEME == "q8_0":
-        codes = block + (2 + half % 16) * step
-        low = tl.load(codes, mask=mask, other=0).to(tl.int8, bitcast=True).to(tl.float32) * d
-        high = tl.load(codes + 16 * step, mask=mask, other=0).to(tl.int8, bitcast=True).to(tl.float32) * d
+def _word_at(ptr, mask, WORD: tl.constexpr):
+    """WORD bytes as int32, the first lowest."""
+    if WORD == 4:
+        word = tl.load(ptr.to(tl.pointer_type(tl.int32)), mask=mask, other=0)
+    elif WORD == 2:
+        word = tl.load(ptr.to(tl.pointer_type(tl.uint16)), mask=mask, other=0).to(tl.int32)
     else:
-        byte = tl.load(block + (BYTES - 16 + half % 16) * step, mask=mask, other=0).to(tl.int32)
-        low = byte & 15
-        high = byte >> 4
-        if SCHEME == "q4_0":
-            low = (low - 8).to(tl.float32) * d
-            high = (high - 8).to(tl.float32) * d
-        else:
-            m = _half_at(block + 2 * step, step, mask, ALIGNED)
-            low = low.to(tl.float32) * d + m
-            high = high.to(tl.float32) * d + m
-    return low, high
+        word = tl.load(ptr, mask=mask, other=0).to(tl.int32)
+    return word
+
+
+@triton.jit
+def _parts_at(row_ptr, word, step, mask, SCHEME: tl.constexpr, WORD: tl.constexpr, ALIGNED: tl.constexpr):
+    """(codes, d, m) of a word of a row, counted from the row's start. m is 0 but for q4_1; masked ones are 0."""
+    BYTES: tl.constexpr = 34 if SCHEME == "q8_0" else (18 if SCHEME == "q4_0" else 20)
+    CODES: tl.constexpr = 32 if SCHEME == "q8_0" else 16
+    PER_BLOCK: tl.constexpr = CODES // WORD
+    block = row_ptr + word // PER_BLOCK * BYTES * step
+    codes = _word_at(block + (BYTES - CODES + word % PER_BLOCK * WORD) * step, mask, WORD)
+    d = _half_at(block, step, mask, ALIGNED)
+    m = d
+    if SCHEME == "q4_1":
+        m = _half_at(block + 2 * step, step, mask, ALIGNED)
+    return codes, d, m
+
+
+@triton.jit
+def _weight(codes, d, m, s: tl.constexpr, SCHEME: tl.constexpr):
+    """Weight s of a word, in fp32."""
+    if SCHEME == "q8_0":
+        value = ((codes << (24 - 8 * s)) >> 24).to(tl.float32) * d
+    elif SCHEME == "q4_0":
+        value = (((codes >> (4 * s)) & 15) - 8).to(tl.float32) * d
+    else:
+        value = ((codes >> (4 * s)) & 15).to(tl.float32) * d + m
+    return value
+
+
+@triton.jit
+def _column(word, s: tl.constexpr, SCHEME: tl.constexpr, WORD: tl.constexpr):
+    """The column of weight s of a word: low nibbles are weights 0 to 15 of a block, high nibbles 16 to 31."""
+    if SCHEME == "q8_0":
+        column = word * WORD + s
+    else:
+        column = word // (16 // WORD) * 32 + word % (16 // WORD) * WORD + s // 2 + s % 2 * 16
+    return column.to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["rows", "inner"])
 def _gemv_blocks_kernel(
-    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, halves, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row,
-    w_col, b_step, HAS_BIAS: tl.constexpr, SCHEME: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr,
-    BN: tl.constexpr, BH: tl.constexpr,
+    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, words, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row,
+    w_col, b_step, HAS_BIAS: tl.constexpr, SCHEME: tl.constexpr, ALIGNED: tl.constexpr, WORD: tl.constexpr,
+    EACH: tl.constexpr, STEPS: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """One row of input times BN rows of the weight; programs that share weights are neighbours."""
     pid = tl.program_id(0).to(tl.int64)
     row = pid % rows
     n = pid // rows * BN + tl.arange(0, BN)
     x_ptr += row // inner * x_outer + row % inner * x_inner
-    acc = tl.zeros((BN, BH), tl.float32)
+    w_rows = w_ptr + (n * w_row)[:, None]
+    acc = tl.zeros((BN, BW), tl.float32)
     for step in range(STEPS):
-        half = (step * BH + tl.arange(0, BH)).to(tl.int64)
-        column = x_ptr + (half // 16 * 32 + half % 16) * x_col
-        x_low = tl.load(column, mask=half < halves, other=0.0).to(tl.float32)
-        x_high = tl.load(column + 16 * x_col, mask=half < halves, other=0.0).to(tl.float32)
-        inside = (n < outputs)[:, None] & (half < halves)[None, :]
-        low, high = _pair_at(w_ptr + n[:, None] * w_row, half[None, :], w_col, inside, SCHEME, ALIGNED)
-        acc += low * x_low[None, :] + high * x_high[None, :]
+        word = step * BW + tl.arange(0, BW)
+        inside = (n < outputs)[:, None] & (word < words)[None, :]
+        codes, d, m = _parts_at(w_rows, word[None, :], w_col, inside, SCHEME, WORD, ALIGNED)
+        for s in tl.static_range(EACH):
+            x = tl.load(x_ptr + _column(word, s, SCHEME, WORD) * x_col, mask=word < words, other=0.0).to(tl.float32)
+            acc += _weight(codes, d, m, s, SCHEME) * x[None, :]
     y = tl.sum(acc, 1)
     if HAS_BIAS:
         y += tl.load(b_ptr + n * b_step, mask=n < outputs, other=0.0).to(tl.float32)
@@ -82,9 +122,9 @@ def _gemv_blocks_kernel(
 
 @triton.jit(do_not_specialize=["rows", "inner"])
 def _tile_blocks_kernel(
-    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, halves, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row,
-    w_col, b_step, HAS_BIAS: tl.constexpr, SCHEME: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
+    x_ptr, y_ptr, w_ptr, b_ptr, rows, inner, outputs, words, x_outer, x_inner, x_col, y_outer, y_inner, y_col, w_row,
+    w_col, b_step, HAS_BIAS: tl.constexpr, SCHEME: tl.constexpr, ALIGNED: tl.constexpr, WORD: tl.constexpr,
+    EACH: tl.constexpr, STEPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """BM rows of input times BN rows of the weight; programs that share weights are neighbours."""
     pid = tl.program_id(0).to(tl.int64)
@@ -96,15 +136,13 @@ def _tile_blocks_kernel(
     dtype = x_ptr.dtype.element_ty
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(STEPS):
-        half = (step * BH + tl.arange(0, BH)).to(tl.int64)
-        column = x_rows + ((half // 16 * 32 + half % 16) * x_col)[None, :]
-        taken = (m < rows)[:, None] & (half < halves)[None, :]
-        x_low = tl.load(column, mask=taken, other=0.0)
-        x_high = tl.load(column + 16 * x_col, mask=taken, other=0.0)
-        inside = (half < halves)[:, None] & (n < outputs)[None, :]
-        low, high = _pair_at(w_rows, half[:, None], w_col, inside, SCHEME, ALIGNED)
-        acc = tl.dot(x_low, low.to(dtype), acc, input_precision="ieee")
-        acc = tl.dot(x_high, high.to(dtype), acc, input_precision="ieee")
+        word = step * BW + tl.arange(0, BW)
+        taken = (m < rows)[:, None] & (word < words)[None, :]
+        inside = (word < words)[:, None] & (n < outputs)[None, :]
+        codes, d, offset = _parts_at(w_rows, word[:, None], w_col, inside, SCHEME, WORD, ALIGNED)
+        for s in tl.static_range(EACH):
+            x = tl.load(x_rows + (_column(word, s, SCHEME, WORD) * x_col)[None, :], mask=taken, other=0.0)
+            acc = tl.dot(x, _weight(codes, d, offset, s, SCHEME).to(dtype), acc, input_precision="ieee")
     if HAS_BIAS:
         acc += tl.load(b_ptr + n * b_step, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
     y_rows = y_ptr + (m // inner * y_outer + m % inner * y_inner)[:, None]
@@ -112,34 +150,91 @@ def _tile_blocks_kernel(
     tl.store(y_rows + n[None, :] * y_col, acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _write_kernel(
+    w_ptr, out_ptr, outputs, words, w_row, w_col, out_row, SCHEME: tl.constexpr, ALIGNED: tl.constexpr,
+    WORD: tl.constexpr, EACH: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """BN by BW words of a weight, dequantised."""
+    parts = tl.cdiv(words, BW)
+    pid = tl.program_id(0).to(tl.int64)
+    n = pid // parts * BN + tl.arange(0, BN)
+    word = pid % parts * BW + tl.arange(0, BW)
+    inside = (n < outputs)[:, None] & (word < words)[None, :]
+    codes, d, m = _parts_at(w_ptr + (n * w_row)[:, None], word[None, :], w_col, inside, SCHEME, WORD, ALIGNED)
+    out_rows = out_ptr + (n * out_row)[:, None]
+    for s in tl.static_range(EACH):
+        value = _weight(codes, d, m, s, SCHEME).to(out_ptr.dtype.element_ty)
+        tl.store(out_rows + _column(word, s, SCHEME, WORD)[None, :], value, mask=inside)
+
+
 @tiles("linear_blocks")
-def _tiles(sm: int, *, rows: int, outputs: int, halves: int, itemsize: int) -> Mapping[str, int]:
+def _tiles(sm: int, *, rows: int, words: int, each: int, itemsize: int) -> Mapping[str, int]:
     if rows <= GEMV_ROWS:
-        return {"BN": 4 if outputs < 8192 else 8, "BH": min(next_power_of_2(halves), 256), "num_warps": 4}
+        block = 128 if -(-words // 128) * 2 <= -(-words // 64) else 64
+        return {"BN": 4, "BW": block, "num_warps": 2}
     if itemsize == 4:  # no tensor cores in IEEE fp32: registers bound the tile
-        return {"BM": 16 if rows <= 16 else 64, "BN": 64, "BH": 16, "num_warps": 4, "num_stages": 2}
-    if rows <= 32:
-        return {"BM": 16 if rows <= 16 else 32, "BN": 32, "BH": 64, "num_warps": 4, "num_stages": 3}
-    if rows <= 64:
-        return {"BM": 64, "BN": 64, "BH": 32, "num_warps": 4, "num_stages": 3}
-    return {"BM": 128, "BN": 64, "BH": 32, "num_warps": 8, "num_stages": 3}
+        return {"BM": 16, "BN": 64, "BW": 16, "num_warps": 4, "num_stages": 2}
+    if each == 1:
+        return {"BM": 16, "BN": 16, "BW": 128, "num_warps": 4, "num_stages": 3}
+    return {"BM": 16, "BN": 32, "BW": 64, "num_warps": 4, "num_stages": 3}
 
 
-def launch_blocks(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scheme: str) -> None:
-    """Launch over every row of `input`; arguments are checked."""
-    outputs, halves = weight.shape[0], input.shape[-1] // 2
-    w_row, w_col = weight.stride()
-    # Every format's block has an even number of bytes.
-    aligned = w_col == 1 and w_row % 2 == 0 and weight.data_ptr() % 2 == 0
+def launch_blocks(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scheme: str, dense: Dense) -> None:
+    """Launch over every row of `input`; arguments are checked. `dense` multiplies a weight that was written out."""
+    outputs, features = weight.shape[0], input.shape[-1]
+    if out.numel() > TILE_ROWS * outputs and features:
+        _write_and_multiply(input, weight, bias, out, scheme, dense)
+        return
+    few = out.numel() <= GEMV_ROWS * outputs
+    words, widths = _words(weight, scheme, features, wide=few)
     for rows, inner, strides, (x, y) in walk_rows(input, out):
         meta = resolve_tiles(
-            "linear_blocks", input.device, rows=next_power_of_2(rows), outputs=outputs, halves=halves,
+            "linear_blocks", input.device, rows=next_power_of_2(rows), words=words, each=widths["EACH"],
             itemsize=input.element_size(),
         )  # fmt: skip
         kernel = _tile_blocks_kernel if "BM" in meta else _gemv_blocks_kernel
         grid = -(-outputs // meta["BN"]) * -(-rows // meta.get("BM", 1))
         launch(
-            kernel, (grid,), input.device, x, y, weight, bias, rows, inner, outputs, halves, *strides, w_row, w_col,
-            bias.stride(0) if bias is not None else 0, HAS_BIAS=bias is not None, SCHEME=scheme, ALIGNED=aligned,
-            STEPS=-(-halves // meta["BH"]), **meta,
+            kernel, (grid,), input.device, x, y, weight, bias, rows, inner, outputs, words, *strides,
+            *weight.stride(), bias.stride(0) if bias is not None else 0, HAS_BIAS=bias is not None, SCHEME=scheme,
+            STEPS=-(-words // meta["BW"]), **widths, **meta,
         )  # fmt: skip
+
+
+def _words(weight: Tensor, scheme: str, features: int, *, wide: bool) -> tuple[int, dict[str, int]]:
+    """Words in a row, and what kernels know of a word; `wide`: as many bytes as the alignment allows, else one."""
+    w_row, w_col = weight.stride()
+    address = weight.data_ptr() | w_row | BLOCK_BYTES[scheme]
+    aligned = w_col == 1 and address % 2 == 0
+    width = 1
+    if wide and aligned:
+        width = 4 if address % 4 == 0 else 2
+    each = width if scheme == "q8_0" else 2 * width
+    return features // each, {"ALIGNED": aligned, "WORD": width, "EACH": each}
+
+
+def _write_and_multiply(
+    input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scheme: str, dense: Dense
+) -> None:
+    outputs, features = weight.shape[0], input.shape[-1]
+    words, widths = _words(weight, scheme, features, wide=False)
+    count = min(outputs, max(1, PIECE // features))
+    scratch = torch.empty((count, features), dtype=input.dtype, device=input.device)
+    meta = resolve_tiles("linear_write", input.device, words=words)
+    for first in range(0, outputs, count):
+        part = weight[first : first + count]
+        rows = part.shape[0]
+        grid = -(-rows // meta["BN"]) * -(-words // meta["BW"])
+        launch(
+            _write_kernel, (grid,), input.device, part, scratch, rows, words, *part.stride(), features,
+            SCHEME=scheme, **widths, **meta,
+        )  # fmt: skip
+        taken = None if bias is None else bias[first : first + count]
+        dense(input, scratch[:rows], taken, out[..., first : first + count])
+
+
+@tiles("linear_write")
+def _write_tiles(sm: int, *, words: int) -> Mapping[str, int]:
+    block = min(next_power_of_2(words), 1024)
+    return {"BN": 1024 // block, "BW": block, "num_warps": 4}
