@@ -15,14 +15,14 @@ from typing import Any, Final
 import torch
 from torch.library import Library, register_fake
 
-from .registry import codegen, registry
+from .registry import KernelError, codegen, registry
 from .registry.schema import Arg
 from .registry.spec import OpSpec
 
 NAMESPACE: Final = "rapid_llm_ops"
 
 _lock: Final = threading.RLock()
-_library: Final = Library(NAMESPACE, "DEF")
+_library: Final = Library(NAMESPACE, "FRAGMENT")
 _defined: Final[set[str]] = set()
 
 
@@ -50,6 +50,11 @@ def define_all() -> None:
 
 
 def _define(op: OpSpec) -> None:
+    if hasattr(getattr(torch.ops, NAMESPACE), op.function):
+        raise KernelError(
+            f"torch op {NAMESPACE}::{op.function} is defined already, by another copy of this package in the process; "
+            "import one copy only"
+        )
     if op.parsed.mutated:
         _define_inplace(op)
         return

@@ -149,7 +149,7 @@ def test_an_override_that_never_ran_is_reported(op: str, monkeypatch: pytest.Mon
 def test_a_missing_row_is_reported_once_and_strict_refuses(
     op: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The floor answering for a broken faster row is one warning with the reason, never silence."""
+    """P54: the floor answering for a broken faster row is one warning with the reason, never silence."""
     add(op, available=f"{op}:why")
     with caplog.at_level(logging.WARNING, "rapid_llm"):
         for tokens in (1, 2, 3):

@@ -43,6 +43,24 @@ def test_what_an_import_does_becomes_a_text(
     assert expected in dead(op, text, tmp_path, monkeypatch)
 
 
+def test_a_missing_symbol_is_named_an_abi_mismatch_with_both_versions(
+    op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P35: a library built against another torch; its metadata says which, the installation says what is here."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    info = tmp_path / "wild_library-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: wild-library\nVersion: 1.0\nRequires-Dist: pytest==0.1\n"
+    )
+    (info / "RECORD").write_text("wild_library.py,,\n")
+    text = dead(op, "raise ImportError('wild.so: undefined symbol: _ZN3c10')", tmp_path, monkeypatch)
+    assert text.startswith(
+        f"ABI mismatch: wild_library was built for pytest==0.1; here are pytest {pytest.__version__}."
+    )
+    assert "undefined symbol: _ZN3c10" in text
+
+
 def test_a_hang_ends(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "TIMEOUT_S", 1.0)
     assert "did not answer within 1 s" in dead(op, "import time; time.sleep(60)", tmp_path, monkeypatch)

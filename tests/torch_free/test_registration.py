@@ -114,6 +114,12 @@ def test_every_scheme_needs_a_floor(module: str) -> None:
         register(op, KernelSpec("native/scratch", "scratch", "native", "rapid_llm.kernels.x:f", schemes=("a",)))
 
 
+def test_a_row_may_not_be_the_floor_under_another_name(op: str) -> None:
+    """P55: a sham row would show as a second implementation and never be one."""
+    with pytest.raises(RegistrationError, match="not the floor renamed"):
+        register(scratch.row("fast/scratch", f"{op}:native"))
+
+
 def test_a_floor_may_not_have_a_probe() -> None:
     with pytest.raises(RegistrationError, match="always there"):
         KernelSpec("native/scratch", "scratch", "native", "m:f", available="m:g")

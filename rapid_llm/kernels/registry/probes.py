@@ -53,6 +53,9 @@ try:
 except BaseException as error:
     import traceback
     ok, text = False, type(error).__name__ + ": " + str(error) + "\\n" + traceback.format_exc(limit=-3)
+    if "undefined symbol" in str(error):
+        from rapid_llm.kernels.registry.probes import abi_note
+        text = abi_note((sys.argv[2] or sys.argv[3]).split(".")[0].split(":")[0]) + text
 sys.stdout.flush()
 print("\\n{_MARK}" + json.dumps([bool(ok), text]), flush=True)
 """
@@ -76,6 +79,27 @@ def check(available: str | None, target: str = "") -> Probe:
         if key not in _results:
             _results[key] = _check(available, target)
         return _results[key]
+
+
+def abi_note(package: str) -> str:
+    """What a missing symbol means: the versions that `package` was built for, and those that are here."""
+    from importlib import metadata
+
+    built_for, found = [], []
+    for name in sorted(set(metadata.packages_distributions().get(package, []))):
+        for requirement in metadata.requires(name) or []:
+            library = requirement.split(";")[0].strip()
+            known = (
+                library.replace("(", " ").split("=")[0].split("<")[0].split(">")[0].split("!")[0].split("~")[0].strip()
+            )
+            try:
+                found.append(f"{known} {metadata.version(known)}")
+            except metadata.PackageNotFoundError:
+                found.append(f"no {known}")
+            built_for.append(library)
+    if not built_for:
+        return f"ABI mismatch: {package} was built against a library of another version than the one here. "
+    return f"ABI mismatch: {package} was built for {', '.join(built_for)}; here are {', '.join(found)}. "
 
 
 def forget() -> None:

@@ -126,6 +126,11 @@ def _add(spec: OpSpec | KernelSpec, ops: dict[str, OpSpec], rows: dict[str, dict
     if spec.name in table:
         raise RegistrationError(spec.name, "name", "a row of this name is registered already")
     spec.check_against(ops[spec.op])
+    sham = [other.name for other in table.values() if other.target == spec.target and other.is_native != spec.is_native]
+    if sham:
+        raise RegistrationError(
+            spec.name, "target", f"{spec.target} is also {sham[0]!r}: a row is not the floor renamed"
+        )
     for other in table.values() if spec.is_native else ():
         shared = sorted(set(other.schemes) & set(spec.schemes))
         if other.is_native and (shared or not spec.schemes):

@@ -1,14 +1,16 @@
-"""Each op as a torch op: it resolves, its fake equals eager, opcheck passes, torch.compile keeps one graph (P67)."""
+"""Each op as a torch op: it resolves, its fake equals eager, opcheck passes, torch.compile keeps one graph (P67, P69)."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import rapid_llm.kernels as kernels
-from rapid_llm.kernels.registry import get_op, ops
+from rapid_llm.kernels import torch_ops
+from rapid_llm.kernels.registry import KernelError, get_op, ops
 from rapid_llm.kernels.torch_ops import NAMESPACE, define_all
 
 IDS = [op.id for op in ops()]
@@ -155,3 +157,13 @@ def test_a_selected_handle_compiles_into_the_graph() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda t: handle(t, 0.5) + 1, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), x * 0.5 + 1, rtol=0, atol=0)
+
+
+def test_a_second_copy_of_the_package_is_a_typed_error() -> None:
+    """P37: torch aborts or raises obscurely where one namespace is defined twice in a process."""
+    define_all()
+    namespace: dict[str, Any] = {"__name__": "rapid_llm.kernels.second_copy", "__package__": "rapid_llm.kernels"}
+    source = Path(torch_ops.__file__).read_text()
+    exec(compile(source.replace("registry.on_change(_follow)", ""), "second copy", "exec"), namespace)
+    with pytest.raises(KernelError, match="defined already, by another copy"):
+        namespace["define_all"]()
