@@ -1,4 +1,4 @@
-"""Each op as a torch op: it resolves, its fake equals eager, opcheck passes, torch.compile keeps one graph (P67, P69)."""
+"""Each op as a torch op: it resolves, its fake is right, opcheck passes, torch.compile keeps one graph (P67, P69)."""
 
 from __future__ import annotations
 
