@@ -83,15 +83,14 @@ def check(available: str | None, target: str = "") -> Probe:
 
 def abi_note(package: str) -> str:
     """What a missing symbol means: the versions that `package` was built for, and those that are here."""
+    import re
     from importlib import metadata
 
     built_for, found = [], []
     for name in sorted(set(metadata.packages_distributions().get(package, []))):
         for requirement in metadata.requires(name) or []:
             library = requirement.split(";")[0].strip()
-            known = (
-                library.replace("(", " ").split("=")[0].split("<")[0].split(">")[0].split("!")[0].split("~")[0].strip()
-            )
+            known = re.split(r"[^\w.-]", library)[0]
             try:
                 found.append(f"{known} {metadata.version(known)}")
             except metadata.PackageNotFoundError:
