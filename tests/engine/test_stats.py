@@ -13,7 +13,7 @@ from rapid_llm import LLM, SamplingParams
 from rapid_llm.engine.stats import declared_work, measured_bandwidth
 from rapid_llm.kernels import KernelSpec, dispatch, register
 from rapid_llm.kernels.ops.block_formats import row_bytes
-from rapid_llm.kernels.registry import registry
+from rapid_llm.kernels.registry import evidence, registry
 
 from .conftest import make_llm
 from .mocks import MockConfig, MockDecoder, byte_tokenizer, random_logits
@@ -29,7 +29,7 @@ class WorkingDecoder(MockDecoder):
     def __init__(self) -> None:
         super().__init__(random_logits(), MockConfig(num_layers=1))
         self.input, self.weight = torch.ones(64, 256), torch.ones(256)
-        self.handle = dispatch("rmsnorm", self.input, self.weight)
+        self.handle = dispatch("rmsnorm", self.input, self.weight, backend="native")
         self.observer: Any = None
         self.observed_steps = 0
 
@@ -48,6 +48,16 @@ class WorkingDecoder(MockDecoder):
 
     def bindings(self) -> list[tuple[str, str, Any]]:
         return [("1 token", "rmsnorm", self.handle), ("2-8 tokens", "rmsnorm", self.handle)]
+
+
+def imaginary_linear(input: Any, weight: Any, bias: Any = None, out: Any = None, *, scheme: str = "unquantized") -> Any:
+    """Target of a row that is never run."""
+
+
+def imaginary_sample(
+    logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, uniform: Any, out: Any = None
+) -> Any:
+    """Target of a row that is never run."""
 
 
 def working_llm() -> LLM:
@@ -154,10 +164,10 @@ def packing_row() -> Any:
         name="imaginary/linear.packed",
         op="linear",
         backend="imaginary",
-        target="rapid_llm.kernels.ops.gemm.linear:linear",
+        target="tests.engine.test_stats:imaginary_linear",
         available="imaginary_library:available",
         schemes=("q4_1",),
-        prepack="rapid_llm.kernels.ops.gemm.linear:linear",  # never called: only that it is there counts
+        prepack="imaginary_library:pack",  # never called: only that it is there counts
     )
     register(spec)
     yield spec
@@ -205,12 +215,14 @@ def absent_row() -> Any:
         name="imaginary/sample",
         op="sample",
         backend="imaginary",
-        target="rapid_llm.kernels.ops.sampling.sample:sample",
+        target="tests.engine.test_stats:imaginary_sample",
         available="imaginary_library:available",
         priority=50,
     )
     register(spec)
+    evidence.record(spec.name, "cpu", "fp32", cases=1, worst_ulp=0.0, worst_ratio=0.0)
     yield spec
+    evidence.forget(spec.name)
     registry.unregister(spec.name)
 
 
