@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rapid_llm.kernels.cpp import function, load_cpp
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor
-from rapid_llm.kernels.ops.block_formats import row_bytes
+from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
 from rapid_llm.kernels.registry import ArgumentError
 
 SCRATCH_ELEMENTS: Final = 2**21
@@ -52,19 +52,19 @@ def _decode(
     input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, rounded: bool
 ) -> Tensor:
     features, outputs = _check(input, weight, bias, scheme)
-    dense_bias = None if bias is None else bias.contiguous()
     rows = input if input.dim() == 2 else input.reshape(-1, features)
-    result = _result(input, outputs, out)
-    flat = result.view(-1, outputs) if result.is_contiguous() else torch.empty((rows.shape[0], outputs))
+    tokens = rows.shape[0]
+    dense = torch.empty((tokens, outputs)) if out is None or not out.is_contiguous() else _result(input, outputs, out)
+    dense_bias = None if bias is None else bias.contiguous()
     arguments = (
-        *(weight.data_ptr(), weight.stride(0), rows.data_ptr(), rows.stride(0), rows.shape[0], features, outputs),
-        *(None if dense_bias is None else dense_bias.data_ptr(), flat.data_ptr(), outputs, torch.get_num_threads()),
+        *(weight.data_ptr(), weight.stride(0), rows.data_ptr(), rows.stride(0), tokens, features, outputs),
+        *(None if dense_bias is None else dense_bias.data_ptr(), dense.data_ptr(), outputs, torch.get_num_threads()),
     )
     if not (rounded and _LINEAR_INT16[scheme](*arguments)):
         _LINEAR[scheme](*arguments)
-    if flat.data_ptr() != result.data_ptr():
-        result.copy_(flat.view(result.shape))
-    return result
+    if out is None:
+        return dense if input.dim() == 2 else dense.view(*input.shape[:-1], outputs)
+    return out if dense is out else _result(input, outputs, out).copy_(dense.view(out.shape))
 
 
 def linear_gemm(
@@ -119,16 +119,22 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> t
     """(in_features, out_features); raises `ArgumentError` where weight or bias does not fit the input."""
     features = input.shape[-1]
     outputs, width = weight.shape
-    if width != row_bytes(features, scheme) or input.dtype != torch.float32 or weight.dtype != torch.uint8:
+    if (
+        features % BLOCK
+        or width * BLOCK != features * BLOCK_BYTES[scheme]
+        or input.dtype is not torch.float32
+        or weight.dtype is not torch.uint8
+        or not (input.is_cpu and weight.is_cpu)
+    ):
         raise ArgumentError(
-            f"linear: {scheme} weight {tuple(weight.shape)} {weight.dtype} does not fit input "
-            f"{tuple(input.shape)} {input.dtype}"
+            f"linear: {scheme} weight {tuple(weight.shape)} {weight.dtype} on {weight.device} does not fit input "
+            f"{tuple(input.shape)} {input.dtype} on {input.device}"
         )
     if weight.stride(1) != 1 or (input.stride(-1) != 1 and input.numel() > 0):
         raise ArgumentError(
             f"linear: input and weight must be contiguous in their last dimension, strides are "
             f"{input.stride()} and {weight.stride()}"
         )
-    if bias is not None and (bias.shape != (outputs,) or bias.dtype != torch.float32):
-        raise ArgumentError(f"linear: bias must be ({outputs},) float32, got {tuple(bias.shape)} {bias.dtype}")
+    if bias is not None and (bias.shape != (outputs,) or bias.dtype is not torch.float32 or not bias.is_cpu):
+        raise ArgumentError(f"linear: bias must be ({outputs},) float32 on CPU, got {tuple(bias.shape)} {bias.dtype}")
     return features, outputs
