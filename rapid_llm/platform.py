@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ def cpu_info() -> CPUInfo:
     """Read once from /proc, /sys and the scheduler."""
     model, flags, cores = "unknown CPU", set[str](), set[tuple[str, str]]()
     package = core = ""
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in _read("/proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         key, value = key.strip(), value.strip()
         if key == "model name":
@@ -79,7 +78,7 @@ def default_threads() -> int:
 
 def has_nvidia() -> bool:
     """Whether an NVIDIA driver is loaded, without touching CUDA."""
-    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
+    return os.path.exists("/dev/nvidiactl") or os.path.exists("/proc/driver/nvidia/version")
 
 
 def device_info(device: object = "cpu") -> DeviceInfo:
@@ -100,9 +99,10 @@ def _cuda_info(index: int | None) -> DeviceInfo:
     return DeviceInfo("cuda", index, torch.cuda.get_device_name(index), major * 10 + minor)
 
 
-def _read(path: Path) -> str:
+def _read(path: str | os.PathLike[str]) -> str:
     try:
-        return path.read_text()
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError:  # absent outside Linux, or hidden in a sandbox: the fact is then unknown
         return ""
 
@@ -110,26 +110,28 @@ def _read(path: Path) -> str:
 def _quota() -> float | None:
     """The tightest CPU quota of this process's control group and its ancestors (v2), or the v1 controller's."""
     limits = []
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
+    for line in _read("/proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            node = Path("/sys/fs/cgroup") / path.lstrip("/")
-            for folder in (node, *node.parents):
+            folder = "/sys/fs/cgroup"
+            for name in path.strip("/").split("/"):
+                folder = os.path.join(folder, name)
                 limits.append(_v2_quota(folder))
-                if folder == Path("/sys/fs/cgroup"):
-                    break
         elif "cpu" in controllers.split(","):
-            limits.append(_v1_quota(Path("/sys/fs/cgroup/cpu") / path.lstrip("/")))
-    limits += [_v2_quota(Path("/sys/fs/cgroup")), _v1_quota(Path("/sys/fs/cgroup/cpu"))]
+            limits.append(_v1_quota(os.path.join("/sys/fs/cgroup/cpu", path.lstrip("/"))))
+    limits += [_v2_quota("/sys/fs/cgroup"), _v1_quota("/sys/fs/cgroup/cpu")]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None
 
 
-def _v2_quota(folder: Path) -> float | None:
-    parts = _read(folder / "cpu.max").split()
+def _v2_quota(folder: str | os.PathLike[str]) -> float | None:
+    parts = _read(os.path.join(folder, "cpu.max")).split()
     return int(parts[0]) / int(parts[1]) if len(parts) == 2 and parts[0] != "max" else None
 
 
-def _v1_quota(folder: Path) -> float | None:
-    quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+def _v1_quota(folder: str | os.PathLike[str]) -> float | None:
+    quota, period = (
+        _read(os.path.join(folder, "cpu.cfs_quota_us")).strip(),
+        _read(os.path.join(folder, "cpu.cfs_period_us")).strip(),
+    )
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None

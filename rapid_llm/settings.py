@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PREFIX: Final = "RAPID_LLM_"
 
@@ -72,6 +74,8 @@ TABLE: Final = (
 
 def cache_dir() -> Path:
     """The cache directory; not created here."""
+    from pathlib import Path  # here and below, because it would be a tenth of the package's import
+
     text = os.environ.get("RAPID_LLM_CACHE_DIR")
     if text:
         return Path(text).expanduser()
@@ -94,6 +98,8 @@ def jit() -> str:
 
 def trace_file() -> Path | None:
     """Where the decision trace goes, or None."""
+    from pathlib import Path
+
     text = os.environ.get("RAPID_LLM_TRACE")
     return Path(text).expanduser() if text else None
 

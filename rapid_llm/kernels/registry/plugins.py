@@ -15,7 +15,6 @@ import threading
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from . import probes, registry
@@ -77,6 +76,8 @@ def _any_installed() -> bool:
     """Whether any distribution's entry points name the group, by reading the small files alone."""
     if "importlib.metadata" in sys.modules:
         return True
+    from pathlib import Path
+
     section = f"[{GROUP}]"
     for folder in sys.path:
         root = Path(folder or ".")

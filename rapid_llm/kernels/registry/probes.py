@@ -16,10 +16,12 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rapid_llm import settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
@@ -221,6 +223,7 @@ def _locate(module: str) -> str | None:
 def _memory(location: str, available: str, target: str) -> Path:
     """Where the verdict is kept: a name that changes with the library's files, its metadata, Python and torch."""
     import hashlib
+    from pathlib import Path
 
     parts = [sys.version, sys.executable, available, target]
     file = Path(location)

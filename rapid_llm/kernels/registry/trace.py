@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from . import overrides
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .dispatcher import Decision
 
 _lock: Final = threading.Lock()
