@@ -1,0 +1,137 @@
+"""C++ kernels compiled on first use: kept, rebuilt when anything changes, never half there, and out with a reason."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rapid_llm.kernels import cpp, explain
+from rapid_llm.kernels.registry import probes
+
+pytestmark = pytest.mark.skipif(cpp.available() is not True, reason=f"C++ kernels: {cpp.available()}")
+ROOT = Path(cpp.__file__).parents[2]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernel of one line in a source tree and a cache of the test's own; nothing is loaded yet."""
+    monkeypatch.setattr(cpp, "SOURCES", tmp_path)
+    monkeypatch.setattr(cpp, "_loaded", {})
+    monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "answer.h").write_text("#pragma once\n#define ANSWER 42\n")
+    file = tmp_path / "answer.cpp"
+    file.write_text('#include "include/answer.h"\nextern "C" int answer() { return ANSWER; }\n')
+    return file
+
+
+def answer() -> int:
+    cpp._loaded.clear()
+    return int(cpp.function(cpp.load_cpp("answer", "answer.cpp"), "answer", "", ctypes.c_int)())
+
+
+def libraries(tmp_path: Path) -> list[str]:
+    return sorted(p.name for p in (tmp_path / "cache" / "cpp").iterdir())
+
+
+def test_a_kernel_is_built_once_and_again_when_its_header_changes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = []
+    real = cpp._build
+    monkeypatch.setattr(cpp, "_build", lambda *a: builds.append(a[0]) or real(*a))
+    assert [answer(), answer()] == [42, 42]
+    assert builds == ["answer"]
+    (tmp_path / "include" / "answer.h").write_text("#pragma once\n#define ANSWER 43\n")
+    assert answer() == 43
+    assert len(builds) == 2
+    assert len(libraries(tmp_path)) == 2
+
+
+def test_nothing_half_built_is_ever_taken(source: Path, tmp_path: Path) -> None:
+    """A library cut short, by a full disk say, is built again; a killed builder leaves nothing to wait for."""
+    assert answer() == 42
+    (kept,) = (tmp_path / "cache" / "cpp").glob("answer-*/answer.so")
+    # A new file in its place: the old one is mapped into this process.
+    kept.unlink()
+    kept.write_bytes(b"\x7fELF cut short")
+    (tmp_path / "cache" / "cpp" / ".answer-killed").mkdir()
+    assert answer() == 42
+
+
+def test_a_broken_source_names_the_first_error_the_command_and_the_log(source: Path) -> None:
+    source.write_text('extern "C" int answer() { return undeclared; }\n')
+    with pytest.raises(cpp.BuildError, match=r"answer\.cpp:1:.*undeclared") as caught:
+        answer()
+    text = str(caught.value)
+    assert "command: " in text
+    log = Path(text.rsplit("log: ", 1)[1])
+    assert "undeclared" in log.read_text()
+
+
+def test_an_unwritable_cache_is_replaced_by_a_directory_of_ones_own(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert answer() == 42
+    assert list(tmp_path.glob(f"rapid_llm-{os.getuid()}/cpp/answer-*/answer.so"))
+
+
+def test_processes_may_build_at_once(source: Path, tmp_path: Path) -> None:
+    code = f"""
+        from pathlib import Path
+        from rapid_llm.kernels import cpp
+        cpp.SOURCES = Path({str(tmp_path)!r})
+        print(cpp.load_cpp("answer", "answer.cpp").answer())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(3)]
+    assert [p.communicate()[0].strip() for p in processes] == ["42"] * 3
+    assert len(libraries(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({"RAPID_LLM_JIT": "off"}, "RAPID_LLM_JIT=off"), ({"PATH": "/nowhere", "CXX": ""}, "no C++ compiler")],
+)
+def test_without_a_compiler_the_rows_are_out_and_say_why(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    probes.forget()
+    found = explain("rmsnorm", device="cpu", dtype="fp32").json()
+    monkeypatch.undo()
+    probes.forget()
+    rows = {r["name"]: r for r in found["rows"]}  # type: ignore[attr-defined,index]
+    assert found["selected"] == "native/rmsnorm"
+    assert expected in rows["cpp/rmsnorm"]["reasons"][0]["text"]
+
+
+def test_a_row_that_does_not_build_is_out_with_a_warning_and_the_next_one_answers(tmp_path: Path) -> None:
+    """In a process of its own: the row's module must not be loaded before."""
+    code = """
+        import logging, torch
+        logging.basicConfig()
+        from rapid_llm.kernels import cpp, rmsnorm, explain
+        def broken(*a): raise cpp.BuildError("cpp/norms does not compile: it is Monday")
+        cpp._build = broken
+        x, w = torch.ones(2, 8), torch.ones(8)
+        for _ in range(3): rmsnorm(x, w)
+        print(explain("rmsnorm", x, w).selected)
+    """
+    env = {**os.environ, "RAPID_LLM_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT, env=env
+    )
+    assert done.stdout.strip() == "native/rmsnorm", done.stderr
+    assert done.stderr.count("it is Monday") >= 1
+    assert "cpp/rmsnorm is out" in done.stderr
