@@ -112,9 +112,9 @@ def op_variable(op_id: str) -> str:
 def forced_backend(op_id: str) -> tuple[str, str] | None:
     """(backend or row name, the variable that says so) for an op, the op's own variable first; None if unset."""
     for variable in (op_variable(op_id), "RAPID_LLM_FORCE_BACKEND"):
-        value = os.environ.get(variable)
+        value = os.environ.get(variable, "").strip()
         if value:
-            return value.strip(), variable
+            return value, variable
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -62,6 +63,8 @@ class EngineOptions:
         for name in ("max_model_len", "kv_cache_tokens", "threads", "max_batch_tokens"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
+        if self.threads is not None and self.threads > (os.cpu_count() or 1):
+            raise ValueError(f"threads={self.threads}: this machine has {os.cpu_count()} CPUs; use at most as many")
         _check_int("max_running", self.max_running, 1)
         if self.max_batch_tokens is not None and self.max_batch_tokens < self.max_running:
             raise ValueError(

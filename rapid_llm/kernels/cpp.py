@@ -98,6 +98,7 @@ def _load(name: str, source: Path) -> ctypes.CDLL:
         built = root / f"{name}-{key}" / f"{name}.so"
         if built.is_file():
             try:
+                _check_whole(built)
                 return ctypes.CDLL(str(built))
             except OSError as error:  # damaged, or built for a system library that has gone: build anew
                 _log.warning("cpp/%s: %s does not load (%s); building it again", name, built, error)
@@ -128,12 +129,32 @@ def _build(
         log.write_text(" ".join(command) + "\n" + text)
         first = next((line for line in text.splitlines() if "error" in line), text.strip()[:300])
         raise BuildError(f"cpp/{name} does not compile: {first}\n  command: {' '.join(command)}\n  log: {log}")
-    library = ctypes.CDLL(str(output))
+    try:
+        library = ctypes.CDLL(str(output))
+        _digest_file(output).write_text(_digest(output))
+    except OSError as error:
+        raise BuildError(
+            f"cpp/{name}: {compiler} left nothing that loads: {error}\n  command: {' '.join(command)}"
+        ) from None
     try:
         private.rename(built.parent)
     except OSError:  # another process published the same key first; ours is loaded and equal
         shutil.rmtree(private, ignore_errors=True)
     return library
+
+
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _check_whole(library: Path) -> None:
+    """Raise OSError unless the file is the one that was built: mapping a truncated library kills the process."""
+    if _digest_file(library).read_text() != _digest(library):
+        raise OSError("its content differs from what was built")
 
 
 def _compiler() -> Path | None:

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from rapid_llm.kernels import cpp, explain
 from rapid_llm.kernels.registry import probes
@@ -54,13 +55,14 @@ def test_a_kernel_is_built_once_and_again_when_its_header_changes(
     assert len(libraries(tmp_path)) == 2
 
 
-def test_nothing_half_built_is_ever_taken(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [0, 100, 8000])
+def test_nothing_half_built_is_ever_taken(source: Path, tmp_path: Path, cut: int) -> None:
     """A library cut short, by a full disk say, is built again; a killed builder leaves nothing to wait for."""
     assert answer() == 42
     (kept,) = (tmp_path / "cache" / "cpp").glob("answer-*/answer.so")
-    # A new file in its place: the old one is mapped into this process.
-    kept.unlink()
-    kept.write_bytes(b"\x7fELF cut short")
+    whole = kept.read_bytes()
+    kept.unlink()  # a new file in its place: the old one is mapped into this process
+    kept.write_bytes(whole[:cut])
     (tmp_path / "cache" / "cpp" / ".answer-killed").mkdir()
     assert answer() == 42
 
@@ -135,3 +137,32 @@ def test_a_row_that_does_not_build_is_out_with_a_warning_and_the_next_one_answer
     assert done.stdout.strip() == "native/rmsnorm", done.stderr
     assert done.stderr.count("it is Monday") >= 1
     assert "cpp/rmsnorm is out" in done.stderr
+
+
+@pytest.mark.parametrize("case", ["expanded query", "two-dimensional positions", "float positions"])
+def test_rope_refuses_what_the_floor_refuses(case: str) -> None:
+    from rapid_llm.kernels.registry import ArgumentError, load_target
+
+    query, key = torch.randn(2, 4, 16), torch.randn(2, 2, 16)
+    positions, table = torch.tensor([1, 2]), torch.randn(32, 16)
+    if case == "expanded query":
+        query, key, positions = torch.randn(1, 1, 16).expand(1, 4, 16), key[:1], positions[:1]
+    elif case == "two-dimensional positions":
+        positions = torch.tensor([[1, 30], [2, 31]])
+    else:
+        positions = positions.float()
+    for row in ("native/rope", "cpp/rope"):
+        with pytest.raises((ArgumentError, IndexError, RuntimeError)):
+            load_target(row)(query, key, positions, table)
+
+
+def test_attention_refuses_pages_without_rows_and_lengths_beyond_int32() -> None:
+    from rapid_llm.kernels.registry import ArgumentError, load_target
+
+    decode = load_target("cpp/attention.decode")
+    query, cache = torch.randn(2, 4, 16), torch.randn(5, 16, 2, 16)
+    lengths, table = torch.tensor([5, 7], dtype=torch.int32), torch.tensor([[1], [2]], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match="page_size of at least 1"):
+        decode(query, cache[:, :0], cache[:, :0].clone(), lengths, table, 1.0)
+    with pytest.raises(ArgumentError, match="does not fit int32"):
+        decode(query, cache, cache.clone(), lengths.long() + 2**32, table, 1.0)

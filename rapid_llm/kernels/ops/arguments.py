@@ -31,6 +31,17 @@ def check_kind(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor) -> 
         raise ArgumentError(f"{op}: {name} must be on the same {where}, {like.device}: got {tensor.device}")
 
 
+def check_host(op: str, *tensors: torch.Tensor) -> None:
+    """Raise unless every tensor is plain CPU memory that C++ may read: on the CPU, allocated, without a lazy sign."""
+    for tensor in tensors:
+        if not tensor.is_cpu or tensor.is_neg() or (tensor.data_ptr() == 0 and tensor.numel() > 0):
+            raise ArgumentError(
+                f"{op}: needs plain tensors on the same device, cpu: got one on {tensor.device}"
+                + (" with a lazy negation; call resolve_neg() first" if tensor.is_neg() else "")
+                + (" without memory (a fake, functional or meta tensor)" if tensor.is_cpu else "")
+            )
+
+
 def check_written(op: str, name: str, tensor: torch.Tensor) -> None:
     """Raise if two elements of `tensor`, which the op writes, share memory (an expanded tensor, say)."""
     if tensor.is_contiguous():

@@ -9,10 +9,11 @@ Under `torch.compile` the function is its torch op; eager calls never pass throu
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from . import dispatcher as _dispatch
@@ -148,8 +149,11 @@ def _build(op: OpSpec) -> FunctionType:
 
     plugins.scan()
     cache = _caches[op.id] = {}
-    scope: dict[str, Any] = {
-        "__name__": "rapid_llm.kernels",
+    # A module of its own: torch.compile looks a function's globals up under their `__name__`.
+    module = ModuleType(f"rapid_llm.kernels.generated.{op.function}", f"The generated public function of {op.id}.")
+    sys.modules[module.__name__] = module
+    scope = module.__dict__
+    scope |= {
         **_facts.expression_names(),
         "_active": overrides.active,
         "_cache": cache,
@@ -185,12 +189,40 @@ def _miss(op: OpSpec, cache: dict[Any, Callable[..., Any]], values: dict[str, An
         _dispatch.notice_environment()
         if overrides.active[0]:  # the trace was just switched on: this call is to be counted too
             return _call_slow(op)
+    if _is_fake(values[op.parsed.tensors[0].name]):
+        return _through_torch(op)
     decision = _decision(op, values, out)
     function = guarded(op, decision)
     if len(cache) >= _dispatch.MAX_CACHED:
         cache.clear()
     cache[_key_of(op)(**values, **({"out": out} if op.parsed.takes_out else {}))] = function
     return function
+
+
+def _is_fake(tensor: Any) -> bool:
+    """Whether a tensor has a shape and a device but no memory: such a call goes to the torch op's fake kernel."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and isinstance(tensor, fakes.FakeTensor)
+
+
+def _through_torch(op: OpSpec) -> Callable[..., Any]:
+    """The op as its torch op, with the signature of a row."""
+    from rapid_llm.kernels import torch_ops
+
+    found = torch_ops.overloads(op)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if op.parsed.mutated:
+            return found["_torch_inplace"](*args, **kwargs)
+        names = [name for name, kind, _ in op.parsed.parameters() if kind == "pos"]
+        values = {**dict(zip(names, args, strict=True)), **kwargs}
+        out = values.pop("out", None)
+        if out is None:
+            return found["_torch_op"](**values)
+        found["_torch_out"](**values, out=out)
+        return out
+
+    return call
 
 
 def _decision(op: OpSpec, values: dict[str, Any], out: Any, capturing: bool = False) -> _dispatch.Decision:
@@ -311,6 +343,8 @@ def _same(one: Any, two: Any) -> bool:
 
 def _overlap(one: Any, two: Any) -> bool:
     """Whether two strided views touch the same bytes; exact for columns of one buffer, else by address range."""
+    if one.device.type == "meta" or _is_fake(one) or _is_fake(two):
+        return False  # no memory, nothing shared
     if one.numel() == 0 or two.numel() == 0 or not _ranges_cross(one, two):
         return False
     if one.element_size() != two.element_size() or one.stride() != two.stride() or one.dim() == 0:

@@ -179,6 +179,7 @@ def notice_environment() -> None:
     now = settings.snapshot()
     if now == _seen[0]:
         return
+    settings.strict(), settings.jit()  # a value that they do not take is an error now, not at a first fall
     first = _seen[0] is None
     _seen[0] = now
     for name, nearest in settings.unknown(o.id for o in registry.ops()):
@@ -186,6 +187,7 @@ def notice_environment() -> None:
         _log.warning("unknown environment variable %s is ignored%s", name, hint)
     trace.follow(settings.trace_file())
     if not first:
+        probes.forget()
         forget(None)
 
 

@@ -135,7 +135,13 @@ def read(op: OpSpec, dims_of: Callable[..., dict[str, int]], values: Mapping[str
 def given(op: OpSpec, **given: Any) -> Facts:
     """Facts as stated by a caller who has no tensors yet; raises `ArgumentError` on names the op does not have."""
     device, _, index = str(given.pop("device") or "cpu").partition(":")
-    dims = dict(given.pop("dims") or {})
+    if device not in ("cpu", "cuda", "meta") or (index and not index.isdecimal()):
+        raise ArgumentError(f"{op.id}: unknown device {device}{':' if index else ''}{index}; use cpu, cuda or cuda:N")
+    dims = given.pop("dims")
+    dims = {} if dims is None else dims
+    if not isinstance(dims, Mapping) or not all(type(v) is int and v >= 0 for v in dims.values()):
+        raise ArgumentError(f"{op.id}: dims must map names to whole numbers from 0 up, got {dims!r}")
+    dims = dict(dims)
     unknown = sorted(set(dims) - {*op.dims, *AUTO_DIMS})
     if unknown:
         raise ArgumentError(f"{op.id}: unknown dimension {unknown[0]!r}; it has {sorted({*op.dims, *AUTO_DIMS})}")
@@ -144,11 +150,17 @@ def given(op: OpSpec, **given: Any) -> Facts:
         scheme = op.schemes[0]
     if scheme is not None and scheme not in op.schemes:
         raise ArgumentError(f"{op.id}: unknown scheme {scheme!r}; known: {', '.join(op.schemes) or 'none'}")
-    allow = frozenset(given.pop("allow"))
+    allow, layout = given.pop("allow"), given.pop("layout")
+    for name, value in (("allow", allow), ("layout", layout)):
+        if isinstance(value, str):
+            raise ArgumentError(f"{op.id}: {name} must be a tuple of names, got the text {value!r}")
+    allow = frozenset(allow)
+    wrong = sorted(set(layout or ()) - {*op.facts, *_all_tags(op)})
+    if wrong:
+        raise ArgumentError(f"{op.id}: unknown layout tag {wrong[0]!r}; it has {sorted({*op.facts, *_all_tags(op)})}")
     if allow - set(op.numerics.roundings):
         extra = sorted(allow - set(op.numerics.roundings))[0]
         raise ArgumentError(f"{op.id}: unknown rounding {extra!r}; it permits {list(op.numerics.roundings)}")
-    layout = given.pop("layout")
     tags = frozenset({*op.facts, *(_all_tags(op) if layout is None else layout)})
     try:
         label = None if dtype is None else dtype_label(dtype)

@@ -225,7 +225,7 @@ class KernelSpec:
         backend, rest = self.name.split("/", 1)
         if self.backend != backend:
             raise RegistrationError(self.name, "backend", f"{self.backend!r} differs from the name's {backend!r}")
-        if rest != self.op and not rest.startswith(self.op + "."):
+        if not isinstance(self.op, str) or (rest != self.op and not rest.startswith(self.op + ".")):
             raise RegistrationError(self.name, "op", f"{self.op!r} differs from the name's {rest!r}")
         _check_target(self.name, "target", self.target)
         if self.available is not None:
@@ -248,6 +248,11 @@ class KernelSpec:
             raise RegistrationError(self.name, "available", "every row but 'native' names a probe 'module:attr'")
 
     def _check_values(self) -> None:
+        if not isinstance(self.shape, Shape):
+            raise RegistrationError(self.name, "shape", f"{self.shape!r} is not a Shape")
+        for field_name in ("devices", "dtypes", "capability", "layout", "schemes", "roundings"):
+            if not isinstance(getattr(self, field_name), tuple):
+                raise RegistrationError(self.name, field_name, f"{getattr(self, field_name)!r} is not a tuple")
         for device in self.devices:
             if device not in ("cpu", "cuda"):
                 raise RegistrationError(self.name, "devices", f"unknown device {device!r}; known: cpu, cuda")
@@ -260,6 +265,8 @@ class KernelSpec:
                 raise RegistrationError(self.name, "layout", f"unknown tag {tag!r}; known: {', '.join(LAYOUT_TAGS)}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority < UNMEASURED:
             raise RegistrationError(self.name, "priority", f"{self.priority!r}: use a rank >= 0 or UNMEASURED")
+        if not isinstance(self.graph_safe, bool):
+            raise RegistrationError(self.name, "graph_safe", f"{self.graph_safe!r} is neither True nor False")
         if self.golden is not None and not isinstance(self.golden, GoldenRecord):
             raise RegistrationError(self.name, "golden", f"{self.golden!r} is not a GoldenRecord")
 

@@ -167,3 +167,47 @@ def test_a_second_copy_of_the_package_is_a_typed_error() -> None:
     exec(compile(source.replace("registry.on_change(_follow)", ""), "second copy", "exec"), namespace)
     with pytest.raises(KernelError, match="defined already, by another copy"):
         namespace["define_all"]()
+
+
+@pytest.mark.parametrize("op_id", IDS)
+def test_torch_compile_of_a_function_that_calls_the_op(op_id: str) -> None:
+    """Catches: globals that Dynamo cannot look up again, which compiling the op alone does not show."""
+    public, values, expected = getattr(kernels, get_op(op_id).function), arguments(op_id), arguments(op_id)
+    want = public(**expected)
+    torch._dynamo.reset()
+    got = torch.compile(lambda **kwargs: public(**kwargs), backend="eager", fullgraph=True)(**values)
+    for name in get_op(op_id).parsed.mutated:
+        torch.testing.assert_close(values[name], expected[name], rtol=0, atol=0)
+    if want is not None:
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        out = torch.empty_like(want)
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda out, **kwargs: public(**kwargs, out=out), backend="eager", fullgraph=True)
+        assert compiled(out, **arguments(op_id)) is out
+        torch.testing.assert_close(out, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("op_id", IDS)
+def test_fake_tensors_never_reach_a_row(op_id: str) -> None:
+    """Catches: a C++ row reading address 0. The same call runs for real first, so that a decision is there to reuse."""
+    public = getattr(kernels, get_op(op_id).function)
+    want = public(**arguments(op_id))
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in arguments(op_id).items()}
+        got = public(**fakes)
+    assert (got is None) == (want is None)
+    if want is not None:
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+
+
+@pytest.mark.parametrize("op_id", IDS)
+def test_a_tensor_elsewhere_is_refused_after_a_good_call(op_id: str) -> None:
+    """Catches: a check made only when a decision is made; each tensor argument in turn lies on another device."""
+    op = get_op(op_id)
+    public = getattr(kernels, op.function)
+    public(**arguments(op_id))
+    for arg in op.parsed.tensors[1:]:
+        values = arguments(op_id)
+        values[arg.name] = values[arg.name].to("meta")
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"meta|device"):
+            public(**values)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.cpp import function, load_cpp
-from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_host, check_tensor
 from rapid_llm.kernels.registry import ArgumentError
 
 _silu_and_mul: Final = function(load_cpp("silu_and_mul", "activation/silu_and_mul.cpp"), "silu_and_mul", "pnnpi")
@@ -16,6 +16,9 @@ _silu_and_mul: Final = function(load_cpp("silu_and_mul", "activation/silu_and_mu
 
 def silu_and_mul(input: Tensor, out: Tensor | None = None) -> Tensor:
     """silu_and_mul of contiguous fp32 rows; see the op."""
+    check_host("silu_and_mul", input)
+    if input.dim() == 0:
+        raise ArgumentError("silu_and_mul: input must have a last dimension, got a scalar")
     features = input.shape[-1] // 2
     if input.dtype is not torch.float32 or not input.is_contiguous() or input.shape[-1] % 2:
         raise ArgumentError(

@@ -42,6 +42,8 @@ def check_attention(
             f"{op}: query must be (tokens, heads, head_dim) and the caches (pages, page_size, kv_heads, head_dim), "
             f"got {tuple(shape)} and {tuple(cache_shape)}"
         )
+    if cache_shape[1] == 0:
+        raise ArgumentError(f"{op}: pages hold no rows: caches are {tuple(cache_shape)}; use a page_size of at least 1")
     if v_cache.shape != cache_shape:
         raise ArgumentError(
             f"{op}: k_cache and v_cache must have the same shape: got {tuple(cache_shape)} and {tuple(v_cache.shape)}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.cpp import function, load_cpp
-from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_host, check_tensor
 from rapid_llm.kernels.ops.attention._paged import check_attention
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -32,6 +32,7 @@ def attention_decode(
 ) -> Tensor:
     """attention.decode of fp32 tensors that are dense in their last dimension; see the op."""
     check_attention(_OP, query, k_cache, v_cache, seq_lens, block_table)
+    check_host(_OP, query, k_cache, v_cache, seq_lens, block_table)
     sequences, heads, dim = query.shape
     pages, page_size, kv_heads, _ = k_cache.shape
     if query.dtype is not torch.float32 or seq_lens.shape[0] != sequences:
@@ -64,4 +65,6 @@ def _as_int32(indices: Tensor) -> Tensor:
     """Dense int32, without a call where they are that already."""
     if indices.dtype is torch.int32 and indices.is_contiguous():
         return indices
+    if indices.numel() and int(indices.abs().max()) >= 2**31:
+        raise ArgumentError(f"{_OP}: a length or page of {int(indices.abs().max())} does not fit int32")
     return indices.to(torch.int32).contiguous()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.cpp import function, load_cpp
-from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_host, check_tensor
 from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -52,9 +52,13 @@ def _decode(
     input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, rounded: bool
 ) -> Tensor:
     features, outputs = _check(input, weight, bias, scheme)
-    rows = input if input.dim() == 2 else input.reshape(-1, features)
+    rows = input if input.dim() == 2 else input.reshape(input.shape[:-1].numel(), features)
     tokens = rows.shape[0]
-    dense = torch.empty((tokens, outputs)) if out is None or not out.is_contiguous() else _result(input, outputs, out)
+    dense = (
+        torch.empty((tokens, outputs))
+        if out is None or not out.is_contiguous()
+        else _result(input, weight, outputs, out)
+    )
     dense_bias = None if bias is None else bias.contiguous()
     arguments = (
         *(weight.data_ptr(), weight.stride(0), rows.data_ptr(), rows.stride(0), tokens, features, outputs),
@@ -64,7 +68,7 @@ def _decode(
         _LINEAR[scheme](*arguments)
     if out is None:
         return dense if input.dim() == 2 else dense.view(*input.shape[:-1], outputs)
-    return out if dense is out else _result(input, outputs, out).copy_(dense.view(out.shape))
+    return out if dense is out else _result(input, weight, outputs, out).copy_(dense.view(out.shape))
 
 
 def linear_gemm(
@@ -88,10 +92,10 @@ def _gemm(
     input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, dtype: torch.dtype
 ) -> Tensor:
     features, outputs = _check(input, weight, bias, scheme)
-    rows = input.reshape(-1, features).to(dtype)
-    result = _result(input, outputs, out)
+    rows = input.reshape(input.shape[:-1].numel(), features).to(dtype)
+    result = _result(input, weight, outputs, out)
     direct = dtype is torch.float32 and result.is_contiguous()
-    product = result.view(-1, outputs) if direct else torch.empty((rows.shape[0], outputs), dtype=dtype)
+    product = result.view(rows.shape[0], outputs) if direct else torch.empty((rows.shape[0], outputs), dtype=dtype)
     piece = max(1, min(outputs, SCRATCH_ELEMENTS // max(features, 1)))
     scratch = torch.empty((piece, features), dtype=dtype)
     dequantise, threads = _DEQUANTISE[scheme, dtype], torch.get_num_threads()
@@ -105,18 +109,24 @@ def _gemm(
     return result if bias is None else result.add_(bias)
 
 
-def _result(input: Tensor, outputs: int, out: Tensor | None) -> Tensor:
+def _result(input: Tensor, weight: Tensor, outputs: int, out: Tensor | None) -> Tensor:
     """Memory for the result: new, or `out` once checked."""
     shape = (*input.shape[:-1], outputs)
     if out is None:
         return torch.empty(shape)
     check_tensor("linear", "out", out, input, shape)
     check_disjoint("linear", "out", out, "input", input)
+    check_disjoint("linear", "out", out, "weight", weight)
     return out
 
 
 def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> tuple[int, int]:
     """(in_features, out_features); raises `ArgumentError` where weight or bias does not fit the input."""
+    if input.dim() == 0 or weight.dim() != 2 or scheme not in _SCHEMES:
+        raise ArgumentError(
+            f"linear: needs input (..., in_features), weight (out_features, bytes), a scheme of {', '.join(_SCHEMES)}: "
+            f"got {tuple(input.shape)}, {tuple(weight.shape)} and {scheme!r}"
+        )
     features = input.shape[-1]
     outputs, width = weight.shape
     if (
@@ -124,7 +134,6 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> t
         or width * BLOCK != features * BLOCK_BYTES[scheme]
         or input.dtype is not torch.float32
         or weight.dtype is not torch.uint8
-        or not (input.is_cpu and weight.is_cpu)
     ):
         raise ArgumentError(
             f"linear: {scheme} weight {tuple(weight.shape)} {weight.dtype} on {weight.device} does not fit input "
@@ -135,6 +144,9 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> t
             f"linear: input and weight must be contiguous in their last dimension, strides are "
             f"{input.stride()} and {weight.stride()}"
         )
-    if bias is not None and (bias.shape != (outputs,) or bias.dtype is not torch.float32 or not bias.is_cpu):
-        raise ArgumentError(f"linear: bias must be ({outputs},) float32 on CPU, got {tuple(bias.shape)} {bias.dtype}")
+    check_host("linear", input, weight)
+    if bias is not None:
+        check_host("linear", bias)
+    if bias is not None and (bias.shape != (outputs,) or bias.dtype is not torch.float32):
+        raise ArgumentError(f"linear: bias must be ({outputs},) float32, got {tuple(bias.shape)} {bias.dtype}")
     return features, outputs

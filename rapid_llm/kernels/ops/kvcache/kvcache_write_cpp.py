@@ -8,7 +8,7 @@ from typing import Final
 from torch import Tensor
 
 from rapid_llm.kernels.cpp import function, load_cpp
-from rapid_llm.kernels.ops.arguments import check_written
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_host, check_written
 from rapid_llm.kernels.ops.kvcache.kvcache_write import check_fit
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -19,6 +19,9 @@ _write: Final = function(_library, "kvcache_write", "pnnpnnppnnnnnnnnnnpn", ctyp
 def kvcache_write(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """kvcache.write of tensors that are dense in their last dimension; see the op."""
     check_fit(key, value, k_cache, v_cache, slot_mapping)
+    check_host("kvcache.write", key, value, k_cache, v_cache, slot_mapping)
+    if k_cache.data_ptr() == v_cache.data_ptr():
+        check_disjoint("kvcache.write", "k_cache", k_cache, "v_cache", v_cache)
     check_written("kvcache.write", "k_cache", k_cache)
     check_written("kvcache.write", "v_cache", v_cache)
     tokens, heads, dim = key.shape

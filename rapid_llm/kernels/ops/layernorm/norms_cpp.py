@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.cpp import function, load_cpp
-from rapid_llm.kernels.ops.arguments import check_alias, check_disjoint, check_tensor
+from rapid_llm.kernels.ops.arguments import check_alias, check_disjoint, check_host, check_tensor
 from rapid_llm.kernels.registry import ArgumentError
 
 _library: Final = load_cpp("norms", "layernorm/norms.cpp")
@@ -37,6 +37,7 @@ def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: floa
     if residual.shape != input.shape or residual.dtype is not torch.float32 or not residual.is_contiguous():
         check_tensor("fused_add_rmsnorm", "residual", residual, input, input.shape)
         raise ArgumentError(f"fused_add_rmsnorm: residual must be contiguous, strides are {residual.stride()}")
+    check_host("fused_add_rmsnorm", residual)
     check_disjoint("fused_add_rmsnorm", "input", input, "residual", residual)
     rows = input.numel() // hidden if hidden else 0
     _fused_add_rmsnorm(
@@ -46,9 +47,12 @@ def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: floa
 
 def _check(op: str, input: Tensor, weight: Tensor) -> tuple[int, Tensor]:
     """The length of a row, and the weight as dense fp32; raises `ArgumentError` for what these rows do not take."""
+    check_host(op, input, weight)
+    if input.dim() == 0:
+        raise ArgumentError(f"{op}: input must have a last dimension, got a scalar")
     hidden = input.shape[-1]
     good = input.dtype is torch.float32 and weight.dtype.is_floating_point and weight.shape == (hidden,)
-    if not (good and input.is_contiguous() and input.is_cpu and weight.is_cpu):
+    if not (good and input.is_contiguous()):
         raise ArgumentError(
             f"{op}: needs contiguous float32 input on CPU and a weight of the same shape as its rows, ({hidden},): got "
             f"{input.dtype}, strides {input.stride()} and {weight.dtype}, {tuple(weight.shape)}"
