@@ -28,9 +28,9 @@ _functions: Final[dict[str, FunctionType]] = {}
 _caches: Final[dict[str, dict[Any, Callable[..., Any]]]] = {}
 
 _TAG_CODE: Final = {
-    "contiguous": "{t}.is_contiguous()",
-    "last_dim_contiguous": "{t}.stride()",
-    "aligned16": "({t}.data_ptr() & 15, {t}.stride())",
+    "contiguous": ("{t}.is_contiguous()",),
+    "last_dim_contiguous": ("{t}.stride()",),
+    "aligned16": ("{t}.data_ptr() & 15", "{t}.stride()"),
 }
 
 
@@ -120,8 +120,8 @@ def _key(op: OpSpec) -> str:
     for tag in sorted({t for r in rows for t in r.layout if t not in op.facts}):
         owner, _, bare = tag.rpartition(":")
         for t in [owner] if owner else [*tensors, *optional, *takes_out]:
-            code = _TAG_CODE[bare].format(t=t)
-            parts.append(f"({t} is None or {code})" if t in (*optional, *takes_out) else code)
+            codes = [code.format(t=t) for code in _TAG_CODE[bare]]
+            parts += [f"({t} is None or {code})" for code in codes] if t in (*optional, *takes_out) else codes
     return ", ".join(dict.fromkeys(parts)) + ","
 
 
