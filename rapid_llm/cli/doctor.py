@@ -224,10 +224,11 @@ def _environment(report: Report) -> None:
         report.find(
             f"{name} is set and means nothing", f"did you mean {nearest}?" if nearest else "unset it; see doctor --env"
         )
-    try:
-        settings.strict()
-    except settings.SettingError as error:
-        report.find(str(error), "correct or unset it")
+    for read in (settings.strict, settings.jit):
+        try:
+            read()
+        except settings.SettingError as error:
+            report.find(str(error), "correct or unset it")
     for what, variable, op in sorted(set(_forced(ids))):
         try:
             overrides.rows_of(what, op or None)

@@ -30,6 +30,9 @@ from .registry import (
     use_backend,
 )
 from .registry import ops as _registered_ops
+from .registry.registry import seal as _seal
+
+_seal()
 
 _EXPORTS: Mapping[str, str] = MappingProxyType({op.function: op.id for op in _registered_ops()})
 """Public function name -> op id, for every op of this package."""

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from rapid_llm.kernels import registry
-from rapid_llm.kernels.registry import KernelSpec, OpSpec, evidence, probes
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, evidence, plugins, probes
 from rapid_llm.kernels.registry.dispatcher import broken_text, with_sm
 from rapid_llm.kernels.registry.facts import Facts
 from rapid_llm.kernels.registry.filters import machine_reasons
@@ -39,6 +39,7 @@ def check_row(
     good full run becomes evidence for dispatch in this process. Raises `UnknownOpError` or `UnknownRowError` on wrong
     names and `ValueError` for a dtype, scheme or device that the row does not take.
     """
+    plugins.scan()
     op, row = registry.get_op(op_id), registry.get_row(row_name)
     if row.op != op_id:
         raise ValueError(f"{row_name} is a row of {row.op}, not of {op_id}")

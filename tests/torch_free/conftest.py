@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rapid_llm.kernels.registry import dispatcher, evidence, probes
+from rapid_llm.kernels.registry import dispatcher, evidence, overrides, probes
 from tests import scratch
 
 
@@ -15,6 +15,7 @@ from tests import scratch
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Remembered probes go to a folder of the test's own, and are forgotten with it."""
     monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(overrides, "_from_environment", {})  # else reported when the tests end
     probes.forget()
     yield
     probes.forget()

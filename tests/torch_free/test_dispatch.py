@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from rapid_llm.kernels import UNMEASURED, Dim, GoldenRecord, Shape, dispatch, explain, register, use_backend
+from rapid_llm.kernels import UNMEASURED, Dim, GoldenRecord, KernelSpec, Shape, dispatch, explain, register, use_backend
 from rapid_llm.kernels.registry import (
     ArgumentError,
     ForcedRowError,
+    RegistrationError,
     StrictFallbackError,
     UnknownOpError,
     UnknownRowError,
@@ -183,6 +184,45 @@ def test_explain_as_table_and_json(op: str) -> None:
     data = json.loads(json.dumps(explanation.json()))
     assert set(data) >= {"op", "key", "selected", "rows"}
     assert set(data["rows"][0]) >= {"name", "admitted", "reasons", "evidence"}
+
+
+def test_explain_says_why_an_admitted_row_lost(op: str) -> None:
+    add(op, "near/scratch", shape=Shape(prefer=(Dim("tokens", max=8),)), priority=1)
+    add(op, "far/scratch", shape=Shape(prefer=(Dim("tokens", min=9),)), priority=9)
+    text = str(explain("scratch", **FACTS))
+    assert "-> near/scratch" in text
+    assert "slower here by its own account: prefers tokens >= 9" in text
+    with use_backend("native"):
+        assert "use_backend forces native" in str(explain("scratch", **FACTS))
+
+
+def test_a_row_is_not_proven_by_the_name_of_its_target(op: str) -> None:
+    """Catches: a plugin row that points into this package and so passes for one of its own."""
+    target = "rapid_llm.kernels.ops.elementwise.scale:scale"
+    with pytest.raises(RegistrationError, match="signature"):
+        register(scratch.row("fast/scratch", target, available=f"{op}:yes"))
+    register(KernelSpec("fast/scale", "scale", "fast", f"{op}:yes_scale", available=f"{op}:yes", priority=99))
+    try:
+        assert not next(v for v in explain("scale", device="cpu").rows if v.row.name == "fast/scale").admitted
+    finally:
+        registry.unregister("fast/scale")
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"device": "tpu"}, "unknown device tpu"),
+        ({"device": "cuda:x"}, "unknown device cuda:x"),
+        ({"dims": {"tokens": "1"}}, "dims must map names to whole numbers"),
+        ({"dims": {"tokens": -1}}, "dims must map names to whole numbers"),
+        ({"layout": ("nope",)}, "unknown layout tag 'nope'"),
+        ({"layout": "contiguous"}, "layout must be a tuple"),
+        ({"allow": "weight:fp16"}, "allow must be a tuple"),
+    ],
+)
+def test_stated_facts_are_checked(op: str, facts: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ArgumentError, match=expected):
+        dispatch("scratch", **{**FACTS, **facts})
 
 
 def test_wrong_facts_are_named(op: str) -> None:

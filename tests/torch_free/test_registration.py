@@ -47,6 +47,10 @@ def test_the_specs_example_rows_are_accepted_as_written() -> None:
         ("priority", {"priority": -7}),
         ("priority", {"priority": True}),
         ("golden", {"golden": {"verified": True}}),
+        ("op", {"op": None}),
+        ("shape", {"shape": 5}),
+        ("graph_safe", {"graph_safe": "no"}),
+        ("devices", {"devices": "cpu"}),
     ],
 )
 def test_a_bad_field_is_named_with_its_row(field: str, changes: dict[str, Any]) -> None:
@@ -106,12 +110,15 @@ def test_an_op_needs_its_floor_and_registration_is_all_or_nothing(module: str) -
     assert "scratch" not in {op.id for op in registry.ops()}
 
 
-def test_every_scheme_needs_a_floor(module: str) -> None:
+def test_every_scheme_needs_a_floor(module: str, tmp_path: Path) -> None:
     op = scratch.op_spec(
         schema="(Tensor input, Tensor weight, float factor=1.0, *, str scheme='a') -> Tensor", schemes=("a", "b")
     )
+    two = scratch.make_module(
+        tmp_path, "two_schemes", "def native(input, weight, factor=1.0, out=None, *, scheme='a'): ..."
+    )
     with pytest.raises(RegistrationError, match="scheme 'b' has no 'native' row"):
-        register(op, KernelSpec("native/scratch", "scratch", "native", "rapid_llm.kernels.x:f", schemes=("a",)))
+        register(op, KernelSpec("native/scratch", "scratch", "native", f"{two}:native", schemes=("a",)))
 
 
 def test_a_row_may_not_be_the_floor_under_another_name(op: str) -> None:

@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+from . import registry
 from .facts import Facts
 from .spec import KernelSpec
 
@@ -73,7 +74,7 @@ def of(spec: KernelSpec, facts: Facts) -> Evidence:
         return known
     if spec.is_native:
         return Evidence("floor", "the floor of its op")
-    if facts.device == "cpu" and spec.target.startswith("rapid_llm.kernels."):
+    if facts.device == "cpu" and registry.is_shipped(spec.name):
         return Evidence("suite", "proven on CPU by the conformance suite that runs on every change")
     if spec.golden is not None and spec.golden.verified:
         return Evidence("unverified", "the row claims to be verified, but no run on this kind of device proved it")

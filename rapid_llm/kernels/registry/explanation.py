@@ -10,7 +10,8 @@ from . import dispatcher as _dispatch
 from . import evidence, overrides, plugins, registry
 from .dispatcher import Decision
 from .errors import ForcedRowError, NoKernelError, StrictFallbackError
-from .filters import Verdict, machine_reasons
+from .filters import Verdict, machine_reasons, preference
+from .spec import UNMEASURED, KernelSpec
 
 
 class Explanation:
@@ -51,17 +52,46 @@ class Explanation:
             lines.append(f"forced: {self.forced.what} by {self.forced.by}")
         if self.error is not None:
             lines.append(self.error.splitlines()[0])
-        width = max((len(v.row.name) for v in self.rows), default=0)
-        for v in self.rows:
+        shown = [v for v in self.rows if not any(r.code == "scheme" for r in v.reasons)]
+        width = max((len(v.row.name) for v in shown), default=0)
+        for v in shown:
             mark = "->" if v.row.name == self.selected else "  "
             verdict = "admitted" if v.admitted else "out"
-            lines.append(f"{mark} {v.row.name:<{width}}  {verdict:<8}  {v.evidence.text}")
+            told = v.evidence.text if v.admitted else ""
+            lines.append(f"{mark} {v.row.name:<{width}}  {verdict:<8}  {told}".rstrip())
             pad = " " * (width + 5)
+            if v.admitted and v.row.name != self.selected:
+                lines.append(f"{pad}{self._behind(v)}")
             lines += [f"{pad}{r.text}. Fix: {r.fix}" for r in v.reasons]
             lines += [f"{pad}note: {note}" for note in v.notes]
+        if len(shown) < len(self.rows):
+            lines.append(f"   {len(self.rows) - len(shown)} rows compute other schemes")
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _behind(self, verdict: Verdict) -> str:
+        """Why an admitted row is not the one that runs."""
+        best = next((v.row for v in self.rows if v.row.name == self.selected), None)
+        if best is None:
+            return "admitted, but the call may not fall to it"
+        if self.forced is not None:
+            return f"{self.forced.by} forces {self.forced.what}"
+        mine, other = preference(verdict.row, self.facts), preference(best, self.facts)
+        if mine < other:
+            stated = ", ".join(str(d) for d in verdict.row.shape.prefer)
+            return (
+                f"slower here by its own account: prefers {stated}"
+                if stated
+                else "the other states that it is fast here"
+            )
+        if verdict.row.priority != best.priority:
+            return f"priority {_priority(verdict.row)} against {_priority(best)}"
+        return "equal in rank; the name decides"
+
+
+def _priority(row: KernelSpec) -> str:
+    return "unmeasured" if row.priority == UNMEASURED else str(row.priority)
 
 
 def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> Explanation:

@@ -59,7 +59,8 @@ def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None) ->
     proof = evidence.of(row, facts)
     reasons = [*_fit(row, facts)]
     if not proof.verified and not forced:
-        fix = f"prove it with rapid_llm.verify, or name it: backend={row.name!r}"
+        prove = f"rapid_llm.verify.check_row({row.op!r}, {row.name!r}, dtype={facts.dtype!r}, record=True)"
+        fix = f"prove it in this process with {prove}, or name it: backend={row.name!r}"
         reasons.append(Reason("unverified", proof.text, fix))
     if not reasons:
         reasons += _usable(row, broken)
@@ -142,7 +143,7 @@ def _usable(row: KernelSpec, broken: str | None) -> Iterator[Reason]:
         return
     probe = probes.check(row.available, row.target)
     if not probe.ok:
-        fix = "install it" if not probe.installed else "see the text; rapid-llm doctor shows the machine"
+        fix = "install it" if not probe.installed else f"do what makes {row.available}() answer True"
         yield Reason("unavailable", probe.text, fix)
 
 

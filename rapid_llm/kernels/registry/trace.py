@@ -110,4 +110,9 @@ def write(file: Path | None = None) -> None:
     target = file if file is not None else _file[0]
     if target is not None:
         data = {"decisions": entries(), "falls_to_floor": falls(), "forced_but_never_ran": list(overrides.never_ran())}
-        target.write_text(json.dumps(data, indent=1) + "\n")
+        try:
+            target.write_text(json.dumps(data, indent=1) + "\n")
+        except OSError as error:
+            import sys
+
+            print(f"rapid_llm: RAPID_LLM_TRACE: {target} cannot be written: {error}", file=sys.stderr)
