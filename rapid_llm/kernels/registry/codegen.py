@@ -342,31 +342,9 @@ def _same(one: Any, two: Any) -> bool:
 
 
 def _overlap(one: Any, two: Any) -> bool:
-    """Whether two strided views touch the same bytes; exact for columns of one buffer, else by address range."""
+    """Whether two tensors may share memory; those without any share none."""
+    from rapid_llm.kernels.ops.arguments import overlaps  # imports torch, as nothing above may
+
     if one.device.type == "meta" or _is_fake(one) or _is_fake(two):
-        return False  # no memory, nothing shared
-    if one.numel() == 0 or two.numel() == 0 or not _ranges_cross(one, two):
         return False
-    if one.element_size() != two.element_size() or one.stride() != two.stride() or one.dim() == 0:
-        return True
-    # Views with equal strides, such as the query and key columns of one fused projection, are apart if their first
-    # elements' distance leaves a remainder, modulo the outermost stride, that neither inner part reaches.
-    size = one.element_size()
-    axis = max(range(one.dim()), key=lambda d: one.stride(d))
-    step = one.stride(axis) * size
-    if step == 0:
-        return True
-    inner_one = _bytes(one, skip=axis)
-    inner_two = _bytes(two, skip=axis)
-    gap = (two.data_ptr() - one.data_ptr()) % step
-    return bool(gap < inner_one or step - gap < inner_two)
-
-
-def _ranges_cross(one: Any, two: Any) -> bool:
-    a, b = one.data_ptr(), two.data_ptr()
-    return bool(a < b + _bytes(two) and b < a + _bytes(one))
-
-
-def _bytes(t: Any, skip: int | None = None) -> int:
-    reach = sum((n - 1) * abs(s) for d, (n, s) in enumerate(zip(t.shape, t.stride(), strict=True)) if d != skip)
-    return int((reach + 1) * t.element_size())
+    return overlaps(one, two)
