@@ -75,8 +75,6 @@ def check_alias(op: str, out: torch.Tensor, name: str, tensor: torch.Tensor) -> 
 
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors may share memory: exact for dense ones and column slices of one buffer, else by extent."""
-    if a.numel() == 0 or b.numel() == 0:
-        return False
     start_a, start_b = a.data_ptr(), b.data_ptr()
     if a.is_contiguous() and b.is_contiguous():
         return -b.nbytes < start_b - start_a < a.nbytes
