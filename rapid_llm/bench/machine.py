@@ -35,10 +35,14 @@ def machine_record(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
 
 
 def machine_slug() -> str:
-    """A short name for file names: the first GPU if torch is loaded and sees one, else CPU model and core count."""
+    """A short name for file names: the first GPU if torch is loaded and sees one, else CPU model, ISA and core count.
+
+    Virtual machines name many CPUs by one model, so the widest vector extension tells them apart."""
     gpus = _gpus()
     info = cpu_info()
-    text = gpus[0]["name"] if gpus else f"{info.model}-{min(info.physical_cores, info.affinity)}-core"
+    widest = next((isa for isa in ("amx_bf16", "avx512f", "avx2") if isa in info.isa), "")
+    cores = min(info.physical_cores, info.affinity)
+    text = gpus[0]["name"] if gpus else f"{info.model}-{widest}-{cores}-core"
     if len(gpus) > 1:
         text += f"-x{len(gpus)}"
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -12,6 +12,7 @@ from rapid_llm.bench import (
     MachineBusyError,
     ResolutionError,
     SlowThreadsError,
+    machine,
     machine_record,
     machine_slug,
     read_bandwidth,
@@ -20,6 +21,7 @@ from rapid_llm.bench import (
 )
 from rapid_llm.bench.bandwidth import last_cache_bytes
 from rapid_llm.bench.load import Snapshot, _busy_seconds
+from rapid_llm.platform import CPUInfo
 from tests.bench.fakes import FakeClock, FakeMachine
 
 
@@ -132,3 +134,13 @@ def test_the_record_says_where_and_with_what() -> None:
     assert record["date"].endswith("+00:00")
     assert record["slug"] == machine_slug()
     assert set(record["slug"]) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+def test_cpus_of_one_name_and_two_widths_have_two_slugs(monkeypatch) -> None:
+    """Catches: a result of an AVX2 machine overwritten by that of an AVX-512 machine which reports the same model."""
+    monkeypatch.setattr(machine, "_gpus", list)
+    slugs = []
+    for isa in (("avx2",), ("avx2", "avx512f")):
+        monkeypatch.setattr(machine, "cpu_info", lambda isa=isa: CPUInfo("AMD EPYC", isa, 2, 2, None))
+        slugs.append(machine_slug())
+    assert slugs == ["amd-epyc-avx2-2-core", "amd-epyc-avx512f-2-core"]
