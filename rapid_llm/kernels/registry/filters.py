@@ -144,7 +144,7 @@ def _usable(row: KernelSpec, broken: str | None) -> Iterator[Reason]:
     probe = probes.check(row.available, row.target)
     if not probe.ok:
         fix = "install it" if not probe.installed else f"do what makes {row.available}() answer True"
-        yield Reason("unavailable", probe.text, fix)
+        yield Reason("unavailable", probe.text, probe.fix or fix)
 
 
 def preference(row: KernelSpec, facts: Facts) -> int:

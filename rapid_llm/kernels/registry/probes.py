@@ -65,11 +65,13 @@ print("\\n{_MARK}" + json.dumps([bool(ok), text]), flush=True)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """ok, and if not, why. `installed` is False where the library is simply not there."""
+    """ok, and if not, why. `installed` is False where the library is simply not there. fix: what would make it ok, for
+    probes that know."""
 
     ok: bool
     text: str = ""
     installed: bool = True
+    fix: str = ""
 
 
 def check(available: str | None, target: str = "") -> Probe:
@@ -125,6 +127,11 @@ def library(name: str, check: str = "") -> Probe:
         if key not in _results:
             _results[key] = _in_child(name, check, name)
         return _results[key]
+
+
+def installed(name: str) -> bool:
+    """Whether the top-level package of `name` is on the import path; nothing is imported."""
+    return _locate(name) is not None
 
 
 def _check(available: str, target: str) -> Probe:
