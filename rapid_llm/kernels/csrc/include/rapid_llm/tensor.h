@@ -1,0 +1,152 @@
+// What a launcher knows of a tensor, whichever door it came in by: a view that owns nothing.
+//
+// Sizes and strides are counted in elements and belong to the caller's tensor, which outlives the call.
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace rapid_llm {
+
+enum class DType : uint8_t { float32, float16, bfloat16, float8_e4m3, int8, uint8, int32, int64, boolean, other };
+
+inline const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::float32: return "float32";
+    case DType::float16: return "float16";
+    case DType::bfloat16: return "bfloat16";
+    case DType::float8_e4m3: return "float8_e4m3fn";
+    case DType::int8: return "int8";
+    case DType::uint8: return "uint8";
+    case DType::int32: return "int32";
+    case DType::int64: return "int64";
+    case DType::boolean: return "bool";
+    case DType::other: break;
+  }
+  return "another dtype";
+}
+
+inline int64_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::int64: return 8;
+    case DType::float32:
+    case DType::int32: return 4;
+    case DType::float16:
+    case DType::bfloat16: return 2;
+    default: return 1;
+  }
+}
+
+// Becomes RuntimeError in Python.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Error(text.str());
+}
+
+#define RAPID_CHECK(condition, ...)               \
+  do {                                            \
+    if (!(condition)) ::rapid_llm::fail(__VA_ARGS__); \
+  } while (0)
+
+struct Tensor {
+  void* data = nullptr;
+  DType dtype = DType::other;
+  bool cuda = false;
+  int device = -1;
+  int dim = 0;
+  const int64_t* sizes = nullptr;
+  const int64_t* strides = nullptr;
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+
+  // A negative index counts from the end.
+  int64_t size(int at) const { return sizes[at < 0 ? dim + at : at]; }
+  int64_t stride(int at) const { return strides[at < 0 ? dim + at : at]; }
+
+  int64_t numel() const {
+    int64_t product = 1;
+    for (int at = 0; at < dim; ++at) product *= sizes[at];
+    return product;
+  }
+
+  int64_t nbytes() const { return numel() * size_of(dtype); }
+
+  bool contiguous() const {
+    int64_t expected = 1;
+    for (int at = dim - 1; at >= 0; --at) {
+      if (sizes[at] == 0) return true;
+      if (sizes[at] != 1 && strides[at] != expected) return false;
+      expected *= sizes[at];
+    }
+    return true;
+  }
+
+  bool same_shape(const Tensor& other) const {
+    if (dim != other.dim) return false;
+    for (int at = 0; at < dim; ++at) {
+      if (sizes[at] != other.sizes[at]) return false;
+    }
+    return true;
+  }
+
+  std::string shape() const {
+    std::ostringstream text;
+    text << '(';
+    for (int at = 0; at < dim; ++at) text << (at ? ", " : "") << sizes[at];
+    text << ')';
+    return text.str();
+  }
+};
+
+inline void check_cuda(const char* op, const char* name, const Tensor& tensor) {
+  RAPID_CHECK(tensor.cuda, op, ": ", name, " must be a CUDA tensor");
+}
+
+// The same CUDA device and dtype as `like`.
+inline void check_like(const char* op, const char* name, const Tensor& tensor, const Tensor& like) {
+  check_cuda(op, name, tensor);
+  RAPID_CHECK(tensor.device == like.device, op, ": ", name, " must be on the same CUDA device, cuda:", like.device,
+              ": got cuda:", tensor.device);
+  RAPID_CHECK(tensor.dtype == like.dtype, op, ": ", name, " must have dtype ", name_of(like.dtype), ", got ",
+              name_of(tensor.dtype));
+}
+
+inline void check_shape(const char* op, const char* name, const Tensor& tensor, const Tensor& like) {
+  RAPID_CHECK(tensor.same_shape(like), op, ": ", name, " must have the same shape, ", like.shape(), ": got ",
+              tensor.shape());
+}
+
+inline void check_contiguous(const char* op, const char* name, const Tensor& tensor) {
+  RAPID_CHECK(tensor.contiguous(), op, ": ", name, " must be contiguous; call .contiguous() first");
+}
+
+// Two contiguous tensors share no byte.
+inline bool disjoint(const Tensor& a, const Tensor& b) {
+  const char* first = a.as<const char>();
+  const char* second = b.as<const char>();
+  return first + a.nbytes() <= second || second + b.nbytes() <= first;
+}
+
+// `out` may be `input` itself, element for element; any other overlap would be read after it was written.
+inline void check_alias(const char* op, const Tensor& out, const char* name, const Tensor& input) {
+  RAPID_CHECK(out.data == input.data || disjoint(out, input), op, ": out overlaps ", name, " in part; pass ", name,
+              " itself or separate memory");
+}
+
+inline void check_disjoint(const char* op, const char* name, const Tensor& tensor, const char* other_name,
+                           const Tensor& other) {
+  RAPID_CHECK(disjoint(tensor, other), op, ": ", name, " overlaps ", other_name, " in memory; pass separate tensors");
+}
+
+}  // namespace rapid_llm
