@@ -1,0 +1,149 @@
+"""One builder per key: a lock that the kernel releases when its owner dies, however it dies.
+
+The lock is `flock` on a file; the file's content only says who holds it. A file left behind, by whomever, locks
+nothing. A file system without locks is said so once, and building goes on with the atomic rename alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from .errors import LockTimeout
+from .progress import tell
+
+NOTICE_S: Final = 5.0
+"""A wait of this long is explained to whoever waits."""
+
+_NO_LOCKS: Final = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_held: Final[set[int]] = set()
+_said: Final[set[str]] = set()
+
+
+def _close_in_child() -> None:
+    """A forked child shares its parent's locks until it closes them: it would keep them when the parent is killed."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class KeyLock:
+    """`with KeyLock(file, what, limit):` holds the lock; raises `LockTimeout` after `timeout_s` of waiting.
+
+    `locked` is False where the file system has no locks. `waited` says whether another held it meanwhile.
+    """
+
+    def __init__(self, path: Path, what: str, timeout_s: float, notice_s: float = NOTICE_S) -> None:
+        self.path = path
+        self.what = what
+        self.timeout_s = timeout_s
+        self.notice_s = notice_s
+        self.locked = False
+        self.waited = False
+        self._fd = -1
+
+    def __enter__(self) -> KeyLock:
+        started = time.monotonic()
+        while not self._try(started):
+            pass
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._fd < 0:
+            return
+        if self.locked:
+            os.ftruncate(self._fd, 0)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._close()
+
+    def try_now(self) -> bool:
+        """Take the lock if it is free; the caller then leaves by `__exit__`."""
+        if not self._open():
+            return True
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._close()
+            return False
+        return self._taken()
+
+    def _try(self, started: float) -> bool:
+        """One attempt on the file that is there now; False if that file was replaced meanwhile."""
+        self._open()
+        pause, told = 0.002, False
+        try:
+            while True:
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return self._taken()
+                except BlockingIOError:
+                    self.waited = True
+                except OSError as error:
+                    if error.errno not in _NO_LOCKS:
+                        raise
+                    self._say_unlocked(error)
+                    return True
+                elapsed = time.monotonic() - started
+                if elapsed >= self.timeout_s:
+                    raise LockTimeout(self._text(f"waited {elapsed:.0f} s, the limit"))
+                if elapsed >= self.notice_s and not told:
+                    told = True
+                    tell(self._text(f"waiting, up to {self.timeout_s:.0f} s"))
+                time.sleep(pause)
+                pause = min(pause * 2, 0.05)
+        except BaseException:
+            self._close()
+            raise
+
+    def _open(self) -> bool:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _held.add(self._fd)
+        return True
+
+    def _close(self) -> None:
+        _held.discard(self._fd)
+        os.close(self._fd)
+        self._fd, self.locked = -1, False
+
+    def _taken(self) -> bool:
+        """After flock: whether the locked file is still the one of this name, which gc may have removed."""
+        try:
+            here = os.stat(self.path).st_ino == os.fstat(self._fd).st_ino
+        except FileNotFoundError:
+            here = False
+        if not here:
+            self._close()
+            return False
+        self.locked = True
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps({**owner, "what": self.what}).encode(), 0)
+        return True
+
+    def _text(self, how: str) -> str:
+        return (
+            f"{self.what}: {how}; {self._holder()} holds {self.path}. "
+            "If that process hangs, end it: the lock goes with it"
+        )
+
+    def _holder(self) -> str:
+        try:
+            owner = json.loads(os.pread(self._fd, 4096, 0))
+            return f"process {owner['pid']} on {owner['host']} (building since {owner['since']})"
+        except (ValueError, KeyError, TypeError):  # the holder has not written its name yet, or is foreign
+            return "a process that left no name"
+
+    def _say_unlocked(self, error: OSError) -> None:
+        folder = str(self.path.parent)
+        if folder not in _said:
+            _said.add(folder)
+            tell(f"{folder}: no file locks here ({error}); two processes may build {self.what} at once, harmlessly")

@@ -1,0 +1,79 @@
+"""Running a compiler: in a process group of its own, so that a limit or an interrupt ends it with all its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .errors import BuildTimeout, CompileFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a process ended: its status (negative for a signal) and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+
+def spell(command: Sequence[str]) -> str:
+    """The command as one would type it."""
+    return shlex.join(command)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    tick: Callable[[], None] | None = None,
+) -> Done:
+    """Run to the end; raises `BuildTimeout` past the limit and `CompileFailed` if it cannot start.
+
+    `env` is added to this process's environment; messages are asked for in English, so that they can be distilled.
+    """
+    environment = {**os.environ, "LC_ALL": "C", **(env or {})}
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CompileFailed(spell(command), f"{command[0]} does not start: {error}") from error
+    end = time.monotonic() + timeout_s
+    try:
+        while True:
+            try:
+                out, err = process.communicate(timeout=max(0.0, min(0.5, end - time.monotonic())))
+                return Done(process.returncode, out, err)
+            except subprocess.TimeoutExpired:
+                if tick is not None:
+                    tick()
+                if time.monotonic() >= end:
+                    text = f"the compiler was still running after {timeout_s:g} s and was ended: {spell(command)}"
+                    raise BuildTimeout(text) from None
+    except BaseException:
+        _end_group(process)
+        raise
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all of it has ended already
+        os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    process.wait()
