@@ -153,6 +153,22 @@ def _kvcache_write(
     return result[0], result[1]
 
 
+def _rope_kvcache_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    slot_mapping: Tensor,
+    interleaved: bool = False,
+) -> tuple[Array, ...]:
+    turned_query, turned_key = _rope(query, key, positions, cos_sin_cache, interleaved)
+    caches = _kvcache_write(torch.from_numpy(turned_key), value, k_cache, v_cache, slot_mapping)
+    return turned_query, turned_key, *caches
+
+
 def _attend(query: Array, keys: list[Array], values: list[Array], scale: float) -> Array:
     """One query token (heads, dim) by a softmax that runs over the keys one at a time."""
     heads, dim = query.shape

@@ -217,6 +217,16 @@ def kvcache_write(args: Args, expected: tuple[Tensor, Tensor], roundings: tuple[
     return tuple(torch.zeros_like(e) for e in expected)
 
 
+def rope_kvcache_write(args: Args, expected: tuple[Tensor, ...], roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """As rope; a key's bound goes with it into its slot, and the rest of the caches is exact."""
+    query, key = rope(args, (expected[0], expected[1]), roundings)
+    slots, page_size = args["slot_mapping"].to(torch.int64), args["k_cache"].shape[1]
+    kept = slots >= 0
+    k_cache, v_cache = (torch.zeros_like(e) for e in expected[2:])
+    k_cache[slots[kept] // page_size, slots[kept] % page_size] = key[kept]
+    return query, key, k_cache, v_cache
+
+
 def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, scale: float, probs: float) -> Tensor:
     """Error of softmax(q k scale) v before the store, (q, heads, head_dim).
 

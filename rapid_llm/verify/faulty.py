@@ -307,6 +307,13 @@ _OWN: Final[dict[str, tuple[tuple[str, str, str | None], ...]]] = {
         (fault, "fp32", None)
         for fault in ("page size fixed", "padding written", "slot 0 skipped", "keys and values swapped")
     ),
+    "rope_kvcache_write": tuple(
+        (fault, "fp32", None)
+        for fault in (
+            *("key cached unrotated", "key rotated in the cache alone", "padding not rotated", "padding written"),
+            *("pairing fixed", "page size fixed", "keys and values swapped"),
+        )
+    ),
     "attention.decode": tuple(
         (fault, dtype, None)
         for fault, dtype in (

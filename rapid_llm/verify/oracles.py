@@ -203,6 +203,25 @@ def kvcache_write(
 
 
 @_reference
+def rope_kvcache_write(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    slot_mapping: Tensor,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(query, key, k_cache, v_cache): rotation, then the write of the exact rotated key."""
+    query, key = rope(query=query, key=key, positions=positions, cos_sin_cache=cos_sin_cache, interleaved=interleaved)
+    caches = kvcache_write(key=key, value=value, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+    return query, key, *caches
+
+
+@_reference
 def sample(
     *, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
 ) -> AcceptableIds:

@@ -211,6 +211,30 @@ def kvcache_write(
         v_cache[at] = value[i]
 
 
+def rope_kvcache_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    interleaved: bool = False,
+    fault: str = "",
+) -> None:
+    before = key.clone()
+    rope(query, key, positions, cos_sin_cache, interleaved=interleaved, fault=fault)
+    kvcache_write(
+        before if fault == "key cached unrotated" else key, value, k_cache, v_cache, slot_mapping, fault=fault
+    )
+    if fault == "key rotated in the cache alone":
+        key.copy_(before)
+    if fault == "padding not rotated":
+        key[slot_mapping < 0] = before[slot_mapping < 0]
+
+
 def _attention(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, seen: int, factor: float, fault: str
 ) -> Tensor:

@@ -107,6 +107,26 @@ def kvcache_write(*, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tenso
     return Work(moved * value.element_size() + unique_bytes(slot_mapping), moved * v_cache.element_size(), 0)
 
 
+def rope_kvcache_write(
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    slot_mapping: Tensor,
+    interleaved: bool = False,
+) -> Work:
+    """rope, and the write of what it has at hand: of a kept token's key only the part not rotated is read as well."""
+    turned = rope(query=query, key=key, positions=positions, cos_sin_cache=cos_sin_cache, interleaved=interleaved)
+    stored = kvcache_write(key=key, value=value, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+    kept = int((slot_mapping >= 0).sum())
+    again = kept * key.shape[1] * cos_sin_cache.shape[-1] * key.element_size()
+    return Work(turned.read_bytes + stored.read_bytes - again, turned.write_bytes + stored.write_bytes, turned.flops)
+
+
 def _attention(query: Tensor, cache: Tensor, seen: list[int], pairs: int, index_bytes: int) -> Work:
     """`seen`: keys of each sequence; `pairs`: visible (query, key) pairs over all sequences."""
     keys = sum(seen) * cache.shape[2] * cache.shape[3] * cache.element_size()

@@ -47,6 +47,14 @@ def _cache_write(heads: int, dim: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return key, value, k_cache, v_cache, torch.zeros(5, dtype=torch.int64)
 
 
+def _rope_cache_write(q_heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Query, key and value as views of one fused projection, as the decoder passes them."""
+    qkv = torch.zeros(5, (q_heads + 2 * kv_heads) * dim, dtype=dtype).view(5, q_heads + 2 * kv_heads, dim)
+    caches = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
+    index = torch.zeros(5, dtype=torch.int64)
+    return *qkv.split((q_heads, kv_heads, kv_heads), 1), *caches, index, torch.zeros(99, rotary), index
+
+
 def _matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(rows, columns, dtype=dtype)
 
@@ -116,6 +124,11 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "kvcache.write": [
         ("small model", lambda dtype: (_cache_write(3, 64, dtype=dtype), {})),
         ("8B", lambda dtype: (_cache_write(8, 128, dtype=dtype), {})),
+    ],
+    "rope_kvcache_write": [
+        ("small model", lambda dtype: (_rope_cache_write(9, 3, 64, 64, dtype=dtype), {})),
+        ("8B", lambda dtype: (_rope_cache_write(32, 8, 128, 128, dtype=dtype), {})),
+        ("partial, interleaved", lambda dtype: (_rope_cache_write(6, 2, 80, 48, dtype=dtype), {"interleaved": True})),
     ],
     "attention.decode": [
         ("8B, one sequence", lambda dtype: (_attention(1, 1, 4, 1, 128, ragged=False, dtype=dtype), {})),

@@ -89,6 +89,7 @@ def _one_layer(tokens: int) -> list[tuple[str, tuple[Any, ...]]]:
         ("fused_add_rmsnorm", (hidden, hidden.clone(), torch.zeros(320))),
         ("rope", (query, key, ids, torch.zeros(99, 64))),
         ("kvcache.write", (key, value, cache, cache.clone(), ids)),
+        ("rope_kvcache_write", (query, key, value, cache, cache.clone(), ids, torch.zeros(99, 64), ids)),
         ("silu_and_mul", (torch.zeros(tokens, 640, dtype=torch.bfloat16),)),
     ]
 

@@ -11,6 +11,7 @@ from rapid_llm.verify.cases.matrix import embedding, linear
 from rapid_llm.verify.cases.norm import fused_add_rmsnorm, rmsnorm
 from rapid_llm.verify.cases.paged import attention_decode, attention_prefill, kvcache_write
 from rapid_llm.verify.cases.rope import rope
+from rapid_llm.verify.cases.rope_kvcache_write import rope_kvcache_write
 from rapid_llm.verify.cases.sampling import sample
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "linear",
     "rmsnorm",
     "rope",
+    "rope_kvcache_write",
     "sample",
     "scale",
     "silu_and_mul",

@@ -15,7 +15,7 @@ SPARE = 3
 """Pages beyond those that the sequences need; page 0 among them. They hold NaN."""
 
 
-def _cache(shape: Sequence[int], kind: torch.dtype, layout: str, device: Device, fill: Tensor) -> Tensor:
+def lay_cache(shape: Sequence[int], kind: torch.dtype, layout: str, device: Device, fill: Tensor) -> Tensor:
     """A cache holding `fill`: `contiguous`, `paired` (keys and values share pages) or `far` (pages 2**31 elements
     apart)."""
     if layout == "paired":
@@ -61,8 +61,8 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
             return {
                 "key": lay_heads(key, layout, device),
                 "value": lay_heads(value, layout, device),
-                "k_cache": _cache(shape, kind, cache, device, normal(g, shape, kind)),
-                "v_cache": _cache(shape, kind, cache, device, normal(g, shape, kind)),
+                "k_cache": lay_cache(shape, kind, cache, device, normal(g, shape, kind)),
+                "v_cache": lay_cache(shape, kind, cache, device, normal(g, shape, kind)),
                 "slot_mapping": lay(chosen, slots, device),
             }
 
@@ -166,8 +166,8 @@ class _Attention:
                 cache[where] = values
         shape = caches[0].shape
         return {
-            "k_cache": _cache(shape, self.kind, layout, self.device, caches[0]),
-            "v_cache": _cache(shape, self.kind, layout, self.device, caches[1]),
+            "k_cache": lay_cache(shape, self.kind, layout, self.device, caches[0]),
+            "v_cache": lay_cache(shape, self.kind, layout, self.device, caches[1]),
             "seq_lens": lay(torch.tensor(lengths, dtype=torch.int32), self._index(table_layout), self.device),
             "block_table": lay(table, table_layout, self.device),
         }

@@ -11,7 +11,7 @@ from torch import Tensor
 from rapid_llm.verify.cases.build import Case, Device, check_budget, lay, lay_heads, normal, torch_dtype
 
 
-def _table(g: torch.Generator, positions: int, rotary: int) -> Tensor:
+def rotary_table(g: torch.Generator, positions: int, rotary: int) -> Tensor:
     """Cosines and sines of angles that differ for every position and pair; position 0 does not rotate."""
     angles = torch.rand(positions, rotary // 2, generator=g, dtype=torch.float64) * (2 * math.pi)
     angles[0] = 0.0
@@ -46,7 +46,7 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
                 "query": lay_heads(normal(g, (tokens, heads[0], dim), kind, spread), layout, device),
                 "key": lay_heads(normal(g, (tokens, heads[1], dim), kind, spread), layout, device),
                 "positions": lay(positions.to(index), "stepped" if other != "contiguous" else other, device),
-                "cos_sin_cache": lay(_table(g, table, rotary or dim), other, device),
+                "cos_sin_cache": lay(rotary_table(g, table, rotary or dim), other, device),
                 "interleaved": interleaved,
             }
 
@@ -59,7 +59,7 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
         query[2, 1, 9] = float("inf")
         query[3] = torch.finfo(kind).max  # some rotations overflow
         query[4] = torch.finfo(kind).tiny
-        table = _table(g, 8, 16).to(device)
+        table = rotary_table(g, 8, 16).to(device)
         positions = torch.tensor([0, 1, 2, 3, 7], device=device)
         args = {"query": query.to(device), "key": query[:, :1].clone().to(device), "positions": positions}
         return {**args, "cos_sin_cache": table}

@@ -53,6 +53,10 @@ def arguments(op_id: str) -> dict[str, Any]:
             "v_cache": torch.zeros(4, 16, 1, 8),
             "slot_mapping": torch.tensor([17, -1, 40]),
         },
+        "rope_kvcache_write": lambda: {
+            **arguments("rope"),
+            **{name: x for name, x in arguments("kvcache.write").items() if name != "key"},
+        },
         "attention.prefill": lambda: {
             "query": torch.randn(7, 2, 8),
             "cu_seqlens_q": torch.tensor([0, 5, 7], dtype=torch.int32),

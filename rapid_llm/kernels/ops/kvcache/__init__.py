@@ -53,3 +53,45 @@ register(
         priority=30,
     ),
 )
+
+ROPE_KVCACHE_WRITE = OpSpec(
+    id="rope_kvcache_write",
+    schema=(
+        "(Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor(c!) k_cache, Tensor(d!) v_cache, Tensor positions, "
+        "Tensor cos_sin_cache, Tensor slot_mapping, *, bool interleaved=False) -> ()"
+    ),
+    group="kvcache",
+    dims={
+        "tokens": "query.shape[0]",
+        "kv_heads": "key.shape[1]",
+        "head_dim": "query.shape[-1]",
+        "rotary_dim": "cos_sin_cache.shape[-1]",
+        "page_size": "k_cache.shape[1]",
+    },
+    out=None,
+    dtype_of="query",
+    dtypes=("fp32", "fp16", "bf16"),
+    facts=("kv:paged",),
+    oracle="rapid_llm.verify.oracles:rope_kvcache_write",
+    cases="rapid_llm.verify.cases:rope_kvcache_write",
+    bound="rapid_llm.verify.bounds:rope_kvcache_write",
+    work="rapid_llm.verify.work:rope_kvcache_write",
+    doc="""`rope` of query and key, then `kvcache.write` of the rotated key and of value: the two ops in one call.
+
+    query, key, positions, cos_sin_cache, interleaved: as in `rope`; key too is rotated in place, of padding tokens as
+    well. value, k_cache, v_cache, slot_mapping: as in `kvcache.write`; a negative slot is padding. The cache receives
+    the same bits as key. query, key, value and the caches do not overlap. Computed in fp32, rounded once. Returns None.
+    """,
+)
+
+register(
+    ROPE_KVCACHE_WRITE,
+    KernelSpec(
+        name="native/rope_kvcache_write",
+        op="rope_kvcache_write",
+        backend="native",
+        target="rapid_llm.kernels.ops.kvcache.rope_kvcache_write:rope_kvcache_write",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+)
