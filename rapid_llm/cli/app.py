@@ -6,6 +6,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from .app_cache import cache
+from .declare import Json
+from .declare import example as _example
+from .declare import group as _group
 from .support import guarded
 
 MAX_TOKENS: Final = 256
@@ -14,27 +18,12 @@ MAX_TOKENS: Final = 256
 TEMPERATURE: Final = 0.0
 """The command line's own temperature: the same question gives the same answer."""
 
-
-def _group(help_text: str) -> typer.Typer:
-    return typer.Typer(
-        help=help_text,
-        add_completion=False,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-
-
-def _example(*lines: str) -> str:
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 app = _group("LLM inference in which every operator is a declared, verified and measured choice.")
 kernels = _group("Implementations of each operator: which there are, which runs.")
 models = _group("Models: list, fetch, look into a file.")
 app.add_typer(kernels, name="kernels")
 app.add_typer(models, name="models")
+app.add_typer(cache, name="cache")
 
 
 def _version(wanted: bool) -> None:
@@ -70,7 +59,6 @@ Seed = Annotated[int | None, typer.Option(help="Makes the drawn tokens repeatabl
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text. May be given several times.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end token.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Say afterwards where the time went, op by op.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _sampling(**given: Any) -> dict[str, Any]:

@@ -53,31 +53,36 @@ class KeyLock:
 
     def __enter__(self) -> KeyLock:
         started = time.monotonic()
-        while not self._try(started):
-            pass
+        while not self._attempt(started):
+            continue
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._fd < 0:
-            return
-        if self.locked:
-            os.ftruncate(self._fd, 0)
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-        self._close()
+        self.release()
 
     def try_now(self) -> bool:
-        """Take the lock if it is free; the caller then leaves by `__exit__`."""
-        if not self._open():
-            return True
+        """Take the lock if it is free and the file system has locks; who got it leaves by `release()`."""
+        self._open()
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # held by another, or there are no locks here: either way not ours
             self._close()
             return False
         return self._taken()
 
-    def _try(self, started: float) -> bool:
-        """One attempt on the file that is there now; False if that file was replaced meanwhile."""
+    def release(self) -> None:
+        """Give the lock back; the file stays, empty."""
+        if self._fd < 0:
+            return
+        try:
+            if self.locked:
+                os.ftruncate(self._fd, 0)
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._close()
+
+    def _attempt(self, started: float) -> bool:
+        """Wait for the file that is there now; False if it was replaced meanwhile."""
         self._open()
         pause, told = 0.002, False
         try:
@@ -104,14 +109,14 @@ class KeyLock:
             self._close()
             raise
 
-    def _open(self) -> bool:
+    def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         _held.add(self._fd)
-        return True
 
     def _close(self) -> None:
-        _held.discard(self._fd)
-        os.close(self._fd)
+        if self._fd >= 0:
+            _held.discard(self._fd)
+            os.close(self._fd)
         self._fd, self.locked = -1, False
 
     def _taken(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Unit:
     def __post_init__(self) -> None:
         for label in ("path", "name", "output"):
             value = getattr(self, label)
-            if not _PLAIN.fullmatch(value):
+            if not PLAIN.fullmatch(value):
                 raise ValueError(f"Unit.{label}={value!r}: use a plain file name of letters, digits and _ . + -")
 
     def __str__(self) -> str:
