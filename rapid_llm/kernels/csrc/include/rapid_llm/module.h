@@ -66,6 +66,7 @@ inline DType dtype_of(const View& view) {
     case 2 << 8 | 32: return DType::float32;
     case 2 << 8 | 16: return DType::float16;
     case 4 << 8 | 16: return DType::bfloat16;
+    case 2 << 8 | 64: return DType::float64;
     case 10 << 8 | 8: return DType::float8_e4m3;
     case 0 << 8 | 8: return DType::int8;
     case 1 << 8 | 8: return DType::uint8;
