@@ -58,8 +58,7 @@ class _Plan:
     embed: Call
     norm: Call
     add_norm: Call
-    rope: Call
-    write: Call
+    rope_write: Call
     decode: Call
     prefill: Call
     activation: Call
@@ -151,8 +150,8 @@ class Decoder:
     def _forward(self, input_ids: Tensor, meta: AttentionMetadata, kv: KVCache) -> Tensor:
         tokens = input_ids.shape[0]
         plan = self._plans[find(self._limits, tokens)]
-        add_norm, rope, write, activation = plan.add_norm, plan.rope, plan.write, plan.activation
-        positions, slots, cos_sin, split = meta.positions, meta.slot_mapping, self._cos_sin, self._split
+        add_norm, rope_write, activation = plan.add_norm, plan.rope_write, plan.activation
+        place, split = (meta.positions, self._cos_sin, meta.slot_mapping), self._split
         heads, head_dim, eps, scale = sum(split), self.config.head_dim, self.config.rms_norm_eps, self._scale
         flat = self.config.q_size
         attend = plan.decode if meta.decode else plan.prefill
@@ -165,8 +164,7 @@ class Decoder:
             query, key, value = layer.qkv(hidden).view(tokens, heads, head_dim).split_with_sizes(split, 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 query, key = layer.q_norm(query), layer.k_norm(key)
-            rope(query, key, positions, cos_sin)
-            write(key, value, k_cache, v_cache, slots)
+            rope_write(query, key, value, k_cache, v_cache, *place)
             hidden = layer.o(attend(query, k_cache, v_cache, *where).view(tokens, flat))
             add_norm(hidden, residual, layer.ffn_norm, eps)
             hidden = layer.down(activation(layer.gate_up(hidden)))
@@ -211,8 +209,7 @@ class Decoder:
             embed=partial(wrap(table.embedding), weight=rows, dtype=self.activation_dtype, scheme=scheme),
             norm=wrap(table.rmsnorm),
             add_norm=wrap(table.fused_add_rmsnorm),
-            rope=wrap(table.rope),
-            write=wrap(table.write),
+            rope_write=wrap(table.rope_write),
             decode=wrap(table.decode),
             prefill=wrap(table.prefill),
             activation=wrap(table.activation),

@@ -30,7 +30,7 @@ TOKEN_DIMS: Final = ("tokens", "sequences")
 """Names under which ops speak of the number of tokens."""
 
 OPS: Final = (
-    *("embedding", "rmsnorm", "fused_add_rmsnorm", "linear", "rope", "kvcache.write"),
+    *("embedding", "rmsnorm", "fused_add_rmsnorm", "linear", "rope_kvcache_write"),
     *("attention.prefill", "attention.decode", "silu_and_mul"),
 )
 """Every op that a decoder calls."""
@@ -63,8 +63,7 @@ class OpTable:
     rmsnorm: Selected
     head_norm: Selected | None
     fused_add_rmsnorm: Selected
-    rope: Selected
-    write: Selected
+    rope_write: Selected
     decode: Selected
     prefill: Selected
     activation: Selected
@@ -73,7 +72,7 @@ class OpTable:
     def bindings(self) -> Iterator[tuple[str, str, Selected]]:
         """(bucket, op id, handle) of every row in the table."""
         single = (
-            *(self.embedding, self.rmsnorm, self.head_norm, self.fused_add_rmsnorm, self.rope, self.write),
+            *(self.embedding, self.rmsnorm, self.head_norm, self.fused_add_rmsnorm, self.rope_write),
             *(self.decode, self.prefill, self.activation),
         )
         for handle in (*single, *self.linears.values()):
@@ -134,8 +133,7 @@ class Binder:
             rmsnorm=bind("rmsnorm", hidden, norm, c.rms_norm_eps),
             head_norm=bind("rmsnorm", query, norm[: c.head_dim], c.rms_norm_eps) if c.family.qk_norm else None,
             fused_add_rmsnorm=bind("fused_add_rmsnorm", hidden, hidden, norm, c.rms_norm_eps),
-            rope=bind("rope", query, key, positions, cos_sin),
-            write=bind("kvcache.write", key, value, *caches, positions),
+            rope_write=bind("rope_kvcache_write", query, key, value, *caches, positions, cos_sin, positions),
             decode=bind("attention.decode", query, *caches, lengths, pages, scale),
             prefill=bind("attention.prefill", query, *caches, lengths[:2], lengths[:1], pages[:1], scale),
             activation=bind("silu_and_mul", self._empty(tokens, 2 * c.intermediate_size)),

@@ -108,7 +108,7 @@ def test_stats_of_the_real_model(llm: LLM) -> None:
     report = stats.report(read_bandwidth=(40e9, "given"))
     ops = {f.op for f in report.ops if f.phase == "decode"}
     assert ops == {
-        *("embedding", "rmsnorm", "fused_add_rmsnorm", "linear", "rope", "kvcache.write", "attention.decode"),
+        *("embedding", "rmsnorm", "fused_add_rmsnorm", "linear", "rope_kvcache_write", "attention.decode"),
         *("silu_and_mul", "sample", "engine"),
     }
     moved = sum(f.gb_per_s * 1e9 * f.seconds for f in report.ops if f.op == "linear" and f.phase == "decode")

@@ -219,7 +219,7 @@ def test_an_observer_sees_every_call_and_changes_nothing(decoder: Decoder) -> No
         decoder.observe(None)
     assert torch.equal(seen, plain)
     ops = [op for op, _ in recorder.calls]
-    assert len(ops) == 2 + 10 * tiny.LAYERS + 1
+    assert len(ops) == 2 + 9 * tiny.LAYERS + 1
     assert ops[:3] == ["embedding", "rmsnorm", "linear"]
     assert ops[-1] == "linear"
     rows = {(op, handle.spec.name) for _, op, handle in decoder.bindings()}

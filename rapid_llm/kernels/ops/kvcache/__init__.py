@@ -95,3 +95,20 @@ register(
         priority=0,
     ),
 )
+
+register(
+    KernelSpec(
+        name="cpp/rope_kvcache_write",
+        op="rope_kvcache_write",
+        backend="cpp",
+        target="rapid_llm.kernels.ops.kvcache.rope_kvcache_write_cpp:rope_kvcache_write",
+        available="rapid_llm.kernels.cpp:available",
+        devices=("cpu",),
+        dtypes=("fp32",),
+        layout=(
+            *("query:last_dim_contiguous", "key:last_dim_contiguous", "value:last_dim_contiguous"),
+            *("k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous", "cos_sin_cache:contiguous"),
+        ),
+        priority=30,
+    ),
+)

@@ -28,6 +28,13 @@ def kvcache_write(
         "kvcache.write", _launch, key, value, k_cache, v_cache, slot_mapping
     ):
         return
+    write(key, value, k_cache, v_cache, slot_mapping)
+
+
+def write(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """The op in PyTorch, of arguments known to fit."""
     if not key.shape[0]:
         return
     if key.is_cuda:

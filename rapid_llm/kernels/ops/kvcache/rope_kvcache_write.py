@@ -8,8 +8,8 @@ from typing import NoReturn
 import torch
 
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_written, token_strides
-from rapid_llm.kernels.ops.kvcache.kvcache_write import kvcache_write
-from rapid_llm.kernels.ops.rope.rope import rope
+from rapid_llm.kernels.ops.kvcache.kvcache_write import write
+from rapid_llm.kernels.ops.rope.rope import rotate, side_by_side
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles, warps_for
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
 from rapid_llm.kernels.registry import ArgumentError
@@ -31,16 +31,32 @@ def rope_kvcache_write(
 ) -> None:
     """Rotate query and key in place, then cache key and value. See `rapid_llm.kernels.rope_kvcache_write`."""
     check_fit(query, key, value, k_cache, v_cache, positions, cos_sin_cache, slot_mapping)
-    for name, tensor in (("query", query), ("key", key), ("k_cache", k_cache), ("v_cache", v_cache)):
-        check_written(OP, name, tensor)
-    check_disjoint(OP, "query", query, "key", key)
-    check_disjoint(OP, "query", query, "value", value)
-    check_disjoint(OP, "key", key, "value", value)
+    joint = side_by_side(query, key)
+    if not (joint and _value_follows(query, key, value)):
+        _check_apart(query, key, value)
+    check_written(OP, "k_cache", k_cache)
+    check_written(OP, "v_cache", v_cache)
     args = (query, key, value, k_cache, v_cache, positions, cos_sin_cache, slot_mapping)
     if use_triton(OP, query) and attempt(OP, _launch, *args, interleaved):
         return
-    rope(query, key, positions, cos_sin_cache, interleaved=interleaved)
-    kvcache_write(key, value, k_cache, v_cache, slot_mapping)
+    rotate(query, key, positions, cos_sin_cache, interleaved, joint=joint)
+    write(key, value, k_cache, v_cache, slot_mapping)
+
+
+def _value_follows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether value's heads follow key's as key's follow query's, a token's heads all before the next token's."""
+    if not side_by_side(key, value):
+        return False
+    heads = query.shape[1] + 2 * key.shape[1]
+    return query.shape[0] == 1 or query.stride(0) >= heads * query.stride(1)
+
+
+def _check_apart(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    check_written(OP, "query", query)
+    check_written(OP, "key", key)
+    check_disjoint(OP, "query", query, "key", key)
+    check_disjoint(OP, "query", query, "value", value)
+    check_disjoint(OP, "key", key, "value", value)
 
 
 def check_fit(

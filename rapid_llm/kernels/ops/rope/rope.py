@@ -37,21 +37,35 @@ def rope(
     if cos_sin_cache.dim() != 2 or rotary % 2 or rotary > q_shape[2]:
         _refuse(query, key, positions, cos_sin_cache)
     check_kind("rope", "key", key, query)
-    joint = _side_by_side(query, key)
+    joint = side_by_side(query, key)
     if not joint:
         check_written("rope", "query", query)
         check_written("rope", "key", key)
         check_disjoint("rope", "query", query, "key", key)
     if use_triton("rope", query) and attempt("rope", _launch, query, key, positions, cos_sin_cache, interleaved):
         return
-    if not q_shape[0]:
+    rotate(query, key, positions, cos_sin_cache, interleaved, joint=joint)
+
+
+def rotate(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    interleaved: bool,
+    *,
+    joint: bool,
+) -> None:
+    """The op in PyTorch, of arguments known to fit; joint: `side_by_side(query, key)`."""
+    tokens, heads, _ = query.shape
+    if not tokens:
         return
-    cos, sin = _angles(positions, cos_sin_cache, q_shape[0])
+    cos, sin = _angles(positions, table, tokens)
     if joint:
-        _rotate(query, q_shape[1] + k_shape[1], cos, sin, interleaved)
+        _rotate(query, heads + key.shape[1], cos, sin, interleaved)
     else:
-        _rotate(query, q_shape[1], cos, sin, interleaved)
-        _rotate(key, k_shape[1], cos, sin, interleaved)
+        _rotate(query, heads, cos, sin, interleaved)
+        _rotate(key, key.shape[1], cos, sin, interleaved)
 
 
 def _refuse(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> NoReturn:
@@ -91,7 +105,7 @@ def _angles(positions: torch.Tensor, table: torch.Tensor, tokens: int) -> tuple[
     return table.as_strided(size, stride, start), table.as_strided(size, stride, start + half * step)
 
 
-def _side_by_side(query: torch.Tensor, key: torch.Tensor) -> bool:
+def side_by_side(query: torch.Tensor, key: torch.Tensor) -> bool:
     """Whether key's heads follow query's in memory, as in the output of a fused projection: then both are one tensor.
 
     No element is then shared: heads are as far apart as they are long, and tokens as all heads together.
