@@ -8,7 +8,7 @@ of summation, plus half an ulp of the output's dtype, plus the intermediate roun
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from rapid_llm.verify.rounding import (
     distance,
     exp_error,
     finish,
+    flush,
     fp32_rounding,
     gamma,
 )
@@ -57,7 +58,8 @@ def silu_and_mul(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) 
     e's relative error r reaches 1 + e as r e / (1 + e); then the addition (U), the division and two products (3 U,
     one spare for z * (1 / (1 + e))). exp(-z) above 2**126 may overflow, or its reciprocal be flushed, so that the
     sigmoid, which is then below 2**-126, becomes 0: that much times |z up| is added. A product below the normal
-    numbers loses half a subnormal step, which `up` then scales.
+    numbers loses half a subnormal step, which `up` then scales. Flushes, if declared, lose up to 2**-126 of the gate or
+    its sigmoid product, times |up|, and of up, times |z|.
     """
     tensor = args["input"]
     half = tensor.shape[-1] // 2
@@ -65,6 +67,7 @@ def silu_and_mul(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) 
     share = torch.sigmoid(-gate)  # e / (1 + e)
     relative = share * exp_error(gate) + U + DIVISION + 3 * U
     slack = expected.abs() * relative * (1 + 16 * U) + (gate * up).abs() * 2 * TINY + (1 + up.abs()) * SUBNORMAL
+    slack = slack + (2 * up.abs() + gate.abs()) * flush(roundings)
     return (finish(expected, slack, tensor.dtype, roundings),)
 
 
@@ -85,10 +88,24 @@ def _underflow(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.nan_to_num((1.0 + weight.abs() + root) * SUBNORMAL, nan=0.0, posinf=0.0)
 
 
+def _declared_in_norm(values: Tensor, weight: Tensor, eps: float, roundings: tuple[str, ...]) -> Tensor:
+    """What declared roundings of the weight and flushes move: each weight by its own distance, times the normalised
+    value; each operand and product by up to 2**-126, times the other factors; the sum of squares by that per value."""
+    mean = (values * values).mean(-1, keepdim=True) + eps
+    root = 1.0 / torch.sqrt(mean)
+    moved = (values * root).abs() * argument_rounding(weight, roundings, "weight")
+    lost = flush(roundings)
+    if lost:
+        scaled = (values * root).abs()
+        moved = moved + lost * (2 * weight.abs() * (1 + root) + scaled + scaled * weight.abs() / mean)
+    return torch.nan_to_num(moved, nan=0.0, posinf=0.0)
+
+
 def rmsnorm(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
-    """See `_rmsnorm_relative` and `_underflow`; input and weight are exact in fp32."""
-    values, weight = _f64(args["input"]), _f64(args["weight"])
-    slack = expected.abs() * _rmsnorm_relative(values, 0.0) + _underflow(values, weight, args.get("eps", 1e-6))
+    """See `_rmsnorm_relative`, `_underflow` and `_declared_in_norm`; input and weight are exact in fp32."""
+    values, weight, eps = _f64(args["input"]), _f64(args["weight"]), args.get("eps", 1e-6)
+    slack = expected.abs() * _rmsnorm_relative(values, 0.0) + _underflow(values, weight, eps)
+    slack = slack + _declared_in_norm(values, weight, eps, roundings)
     return (finish(expected, slack, args["input"].dtype, roundings),)
 
 
@@ -100,16 +117,19 @@ def fused_add_rmsnorm(
     dtype = args["input"].dtype
     rounded = fp32_rounding(total)
     entry = U if bool((rounded > 0).any()) else 0.0
-    slack = normed.abs() * _rmsnorm_relative(total, entry)
-    slack = slack + _underflow(total, _f64(args["weight"]), args.get("eps", 1e-6))
-    stored = finish(total, torch.zeros_like(total) if dtype == torch.float32 else rounded, dtype, roundings)
+    weight, eps = _f64(args["weight"]), args.get("eps", 1e-6)
+    slack = normed.abs() * _rmsnorm_relative(total, entry) + _underflow(total, weight, eps)
+    slack = slack + _declared_in_norm(total, weight, eps, roundings)
+    rounded = torch.zeros_like(total) if dtype == torch.float32 else rounded
+    stored = finish(total, rounded + 2 * flush(roundings), dtype, roundings)
     return finish(normed, slack, dtype, roundings), stored
 
 
 def rope(args: Args, expected: tuple[Tensor, Tensor], roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
     """a cos - b sin: two products and a sum, gamma(2) (|a cos| + |b sin|), and half a subnormal step for each product.
 
-    What is not rotated must be equal.
+    Flushes, if declared, lose up to 2**-126 of each operand, times the other, and of each product. What is not rotated
+    must be equal.
     """
     cache = args["cos_sin_cache"]
     rotary = cache.shape[-1]
@@ -124,6 +144,8 @@ def rope(args: Args, expected: tuple[Tensor, Tensor], roundings: tuple[str, ...]
         slack = torch.zeros_like(result)
         slack[..., first] = gamma(2) * (tensor[..., first] * cos + tensor[..., second] * sin)
         slack[..., second] = gamma(2) * (tensor[..., second] * cos + tensor[..., first] * sin)
+        largest = tensor[..., :rotary].amax(-1, keepdim=True) if rotary else torch.zeros_like(tensor[..., :1])
+        slack = slack + torch.nan_to_num(4 + 2 * largest, nan=0.0, posinf=0.0) * flush(roundings)
         bound = finish(result, slack + SUBNORMAL, args[name].dtype, roundings)
         bound[..., rotary:] = 0.0
         bounds.append(bound)
@@ -227,7 +249,26 @@ def rope_kvcache_write(args: Args, expected: tuple[Tensor, ...], roundings: tupl
     return query, key, k_cache, v_cache
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, scale: float, probs: float) -> Tensor:
+class _Rounded(NamedTuple):
+    """What attention rounds in between: unit roundoff and half the smallest step, of the weights and of partial
+    results."""
+
+    probs: float
+    probs_step: float
+    partials: float
+    partials_step: float
+
+
+def _probs(roundings: tuple[str, ...]) -> _Rounded:
+    return _Rounded(*_declared_unit(roundings, "probs"), *_declared_unit(roundings, "partials"))
+
+
+def _declared_unit(roundings: tuple[str, ...], argument: str) -> tuple[float, float]:
+    formats = [FORMATS[dtype] for dtype in declared(roundings, argument)]
+    return sum(f.unit for f in formats), sum(f.tiny * f.unit for f in formats)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, scale: float, rounded: _Rounded) -> Tensor:
     """Error of softmax(q k scale) v before the store, (q, heads, head_dim).
 
     A score errs by gamma(D + 4) scale sum |q k| (the products and sums, the factor, a factor log2(e) and its
@@ -235,8 +276,11 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, sca
     for each of at most n / 16 + 2 rescalings of an online softmax (blocks of no fewer than a page of 16 keys) 2 ulp
     and a product; their arguments telescope to |s - m|, which `exp_error` has counted. With r the relative errors and
     w the exact weights, numerator and denominator move the result by sum w r |v| + sum w r sum w |v|; both sums err
-    by gamma(n + rescalings); the division follows. `probs` is the unit roundoff of weights rounded before the second
-    product, if declared.
+    by gamma(n + rescalings); the division follows.
+
+    Declared roundings: `probs`, of the weights before the second product and before their sum, which is then at least
+    1; `partials`, of the results of parts of the keys before they are joined, whose magnitudes add up to no more than
+    sum w |v|. Each is relative, or half the smallest step of its format.
     """
     group = query.shape[1] // keys.shape[1]
     q = _f64(query)
@@ -253,20 +297,17 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, sca
     weights = torch.nan_to_num(weights, nan=0.0)
     rescales = n // 16 + 2
     relative = torch.expm1(score_error + 3 * U * gap.abs() + exp_error(gap) + rescales * 5 * U)
-    relative = torch.nan_to_num(relative, nan=0.0, posinf=0.0)
+    relative = torch.nan_to_num(relative, nan=0.0, posinf=0.0) + rounded.probs
     v = torch.nan_to_num(v, nan=0.0, posinf=0.0)
-    spread = (weights * relative).sum(-1)[..., None]
+    spread = (weights * relative).sum(-1)[..., None] + n * rounded.probs_step
     mass = torch.einsum("hqn,nhd->hqd", weights, v)
     sums = gamma(n + rescales)
-    slack = torch.einsum("hqn,nhd->hqd", weights * (relative + probs), v) + spread * mass
+    slack = torch.einsum("hqn,nhd->hqd", weights * relative, v) + (spread + rounded.partials) * mass
+    slack = slack + rounded.probs_step * v.sum(0)[:, None, :] + rounded.partials_step
     slack = slack + (2 * sums + DIVISION + U) * mass
     slack = slack / (1 - spread - sums).clamp_min(2.0**-10)
     flushed = n * TINY * (v.amax(0) if n else torch.zeros(v.shape[1:], dtype=torch.float64))
     return (slack + flushed[:, None, :]).transpose(0, 1)
-
-
-def _probs(roundings: tuple[str, ...]) -> float:
-    return sum(FORMATS[dtype].unit for dtype in declared(roundings, "probs"))
 
 
 def attention_prefill(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:

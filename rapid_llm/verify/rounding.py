@@ -20,6 +20,10 @@ U: Final = 2.0**-24
 BLOCK_INTEGERS: Final = "int16"
 """Label of a rounding to 16-bit integers times one scale a block of 32 values."""
 
+FLUSH: Final = "subnormal:zero"
+"""Declared by a row that may take fp32 numbers below 2**-126 for 0, operands and results alike, as code compiled with
+-ftz=true does (nvcc -use_fast_math). bf16 has such numbers; fp16 has none."""
+
 TINY: Final = 2.0**-126
 """fp32's smallest normal number: what a flush of subnormals to zero may lose (ex2.approx.ftz, PTX ISA)."""
 
@@ -66,11 +70,12 @@ def declared(roundings: tuple[str, ...], argument: str) -> list[torch.dtype]:
     found = []
     for rounding in roundings:
         name, _, label = rounding.partition(":")
-        if label == BLOCK_INTEGERS:
+        if label == BLOCK_INTEGERS or rounding == FLUSH:
             continue
         if label not in LABELS or LABELS[label] not in FORMATS:
             raise ValueError(
-                f"rounding {rounding!r} is not of the form 'argument:dtype' with fp32, fp16, bf16 or int16"
+                f"rounding {rounding!r} is neither {FLUSH!r} nor of the form 'argument:dtype' with fp32, fp16, bf16 or "
+                "int16"
             )
         if name == argument:
             found.append(LABELS[label])
@@ -99,14 +104,19 @@ def _block_integer_error(value: Tensor) -> Tensor:
     return error.flatten(-2)
 
 
+def flush(roundings: tuple[str, ...]) -> float:
+    """What one flush to zero may lose: nothing unless it is declared."""
+    return TINY if FLUSH in roundings else 0.0
+
+
 def finish(expected: Tensor, slack: Tensor, dtype: torch.dtype, roundings: tuple[str, ...] = ()) -> Tensor:
-    """The bound of a result: `slack` before the store, then the declared roundings of the output, then the store
-    itself.
+    """The bound of a result: `slack` before the store, then the declared roundings of the output (a flush of the fp32
+    result among them), then the store itself.
 
     A value within `slack` of the expected one rounds to within half an ulp *of its own binade*, so the half ulp is
     taken at |expected| + slack. Infinite and NaN expectations get 0: they are compared exactly.
     """
-    bound = torch.where(torch.isfinite(slack), slack, torch.zeros_like(slack))
+    bound = torch.where(torch.isfinite(slack), slack, torch.zeros_like(slack)) + flush(roundings)
     magnitude = torch.nan_to_num(expected.abs(), nan=0.0, posinf=0.0)
     for step in (*declared(roundings, "output"), dtype):
         bound = bound + half_ulp(magnitude + bound, step)
