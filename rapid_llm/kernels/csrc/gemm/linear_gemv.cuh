@@ -1,0 +1,273 @@
+// linear for up to 8 rows of input in fp16 or bf16: the weight streams once through the tensor cores.
+//
+// Each warp multiplies all rows of the input by 8 rows of the weight (per tile) with mma.m16n8k16, of whose 16 rows 8
+// stay zero. So the cost does not depend on the number of rows, and neither does a result: every element of a product
+// is summed in the same order whatever stands in the other rows. The order of k within an mma is free as long as both
+// operands share it; it is chosen so that a thread's operands are 16 consecutive bytes of a row, used where they were
+// loaded.
+// Sums are fp32 in a fixed order, rounded once: warps divide k among them and meet in shared memory.
+#pragma once
+
+#include "rapid_llm/device.cuh"
+
+namespace rapid_llm {
+
+constexpr int GEMV_ROWS = 8;     // of input, at most
+constexpr int GEMV_OUTPUTS = 8;  // per tile: the columns of an mma
+
+// Strides and offsets count elements. `features` is below 2^30; every row of input and result has its own offset, so
+// they may lie anywhere.
+struct GemvArguments {
+  const void* weight;
+  const void* input;
+  const void* bias;  // may be null
+  void* out;
+  i64 weight_stride, bias_stride, out_stride;
+  i64 input_at[GEMV_ROWS], out_at[GEMV_ROWS];
+  i64 outputs;
+  int features, rows;
+  // How to use the time until the previous kernel ends. `early`: read the first weights, which it must not be writing.
+  // `ahead`: bytes of each row of weights to bring into the L2 cache, which is right even if they are being written.
+  bool early;
+  int ahead;
+};
+
+#ifdef __CUDACC__
+
+struct Piece {  // 8 elements of 2 bytes
+  u32 at[4];
+};
+
+enum class Cache { stream, stream_wide, evict_first, normal };
+
+// A weight is read once: it takes no room in L1. Zero where `inside` is false.
+template <Cache CACHE>
+__device__ __forceinline__ Piece load_weight(const void* from, bool inside, u64 policy) {
+  Piece p;
+#define RAPID_LLM_LOAD(how, operands, ...)                                                              \
+  asm volatile(                                                                                         \
+      "{ .reg .pred inside; setp.ne.b32 inside, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "   \
+      "mov.b32 %3, 0; @inside ld.global" how ".v4.b32 {%0, %1, %2, %3}, [%4]" operands "; }"            \
+      : "=&r"(p.at[0]), "=&r"(p.at[1]), "=&r"(p.at[2]), "=&r"(p.at[3])                                  \
+      : "l"(from), "r"(static_cast<int>(inside)), ##__VA_ARGS__)
+  if constexpr (CACHE == Cache::stream) {
+    RAPID_LLM_LOAD(".L1::no_allocate", "");
+  } else if constexpr (CACHE == Cache::stream_wide) {
+    RAPID_LLM_LOAD(".L1::no_allocate.L2::256B", "");
+  } else if constexpr (CACHE == Cache::evict_first) {
+    RAPID_LLM_LOAD(".L1::no_allocate.L2::cache_hint", ", %6", "l"(policy));
+  } else {
+    RAPID_LLM_LOAD("", "");
+  }
+#undef RAPID_LLM_LOAD
+  return p;
+}
+
+// 8 elements one by one, for rows that are not aligned or end within them.
+__device__ __forceinline__ Piece load_elements(const unsigned short* row, int k, int features) {
+  Piece p;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const u32 low = k + 2 * i < features ? row[k + 2 * i] : 0;
+    const u32 high = k + 2 * i + 1 < features ? row[k + 2 * i + 1] : 0;
+    p.at[i] = low | high << 16;
+  }
+  return p;
+}
+
+// sum (rows of input x 8 outputs) += a (rows of input x 16) * b (16 x 8 outputs); rows 8 to 15 of a are zero.
+template <class T>
+__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1);
+template <>
+__device__ __forceinline__ void mma<bfloat16_t>(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%7, %8}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void mma<half_t>(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%7, %8}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
+}
+
+// One warp's share of a block's tiles: chunks of PIECES * 32 features, WARPS chunks apart, DEPTH of them in flight.
+template <class T, int WARPS, int TILES, int PIECES, int DEPTH, bool WHOLE, Cache CACHE>
+struct GemvWarp {
+  static constexpr int CHUNK = 32 * PIECES;
+
+  const unsigned short* weight[TILES];
+  const unsigned short* input;
+  int features, chunks, k0;
+  bool has_input;
+  u64 policy;
+  Piece weights[DEPTH][PIECES][TILES];
+  Piece inputs[DEPTH][PIECES];
+  float sums[TILES][2][4];
+
+  __device__ __forceinline__ GemvWarp(const GemvArguments& a) {
+    const int lane = threadIdx.x % 32;
+    features = a.features;
+    chunks = (a.features + CHUNK - 1) / CHUNK;
+    k0 = lane % 4 * 8;
+    has_input = lane / 4 < a.rows;
+    input = static_cast<const unsigned short*>(a.input) + (has_input ? a.input_at[lane / 4] : 0);
+    policy = 0;
+    if constexpr (CACHE == Cache::evict_first) {
+      asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    }
+  }
+
+  // Outputs past the last read the last one's weights; their sums are not stored.
+  __device__ __forceinline__ void point(const GemvArguments& a, i64 first) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+      i64 row = first + tile * GEMV_OUTPUTS + threadIdx.x % 32 / 4;
+      if (row >= a.outputs) row = a.outputs - 1;
+      weight[tile] = static_cast<const unsigned short*>(a.weight) + row * a.weight_stride;
+    }
+  }
+
+  __device__ __forceinline__ void load_weights(int at, int chunk) {
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+      const int k = chunk * CHUNK + p * 32 + k0;
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) {
+        if constexpr (WHOLE) {
+          weights[at][p][tile] = load_weight<CACHE>(weight[tile] + k, k < features, policy);
+        } else {
+          weights[at][p][tile] = load_elements(weight[tile], k, features);
+        }
+      }
+    }
+  }
+
+  // The input is read by every block: it stays in L1.
+  __device__ __forceinline__ void load_inputs(int at, int chunk) {
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+      const int k = chunk * CHUNK + p * 32 + k0;
+      if constexpr (WHOLE) {
+        inputs[at][p] = load_weight<Cache::normal>(input + k, has_input && k < features, 0);
+      } else {
+        inputs[at][p] = load_elements(input, k, has_input ? features : 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply(int at) {
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+      const Piece& x = inputs[at][p];
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) {
+        const Piece& w = weights[at][p][tile];
+        mma<T>(sums[tile][0], x.at[0], x.at[1], w.at[0], w.at[1]);
+        mma<T>(sums[tile][1], x.at[2], x.at[3], w.at[2], w.at[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    const int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[tile][0][i] = sums[tile][1][i] = 0.0f;
+    }
+    for (int chunk = warp; chunk < chunks; chunk += WARPS * DEPTH) {
+#pragma unroll
+      for (int at = 0; at < DEPTH; ++at) {
+        // This branch also keeps the compiler from gathering every multiplication before the first new load.
+        if (chunk + at * WARPS >= chunks) return;
+        multiply(at);
+        load_weights(at, chunk + (at + DEPTH) * WARPS);
+        load_inputs(at, chunk + (at + DEPTH) * WARPS);
+      }
+    }
+  }
+};
+
+// The first lanes bring `ahead` bytes of each of the block's rows of weights into L2, after the `skip` that are loaded.
+template <int ROWS>
+__device__ __forceinline__ void prefetch_rows(const GemvArguments& a, i64 first, int skip) {
+#if __CUDA_ARCH__ >= 900
+  const i64 row = first + threadIdx.x;
+  const int bytes = min(a.ahead, a.features * 2 - skip) & ~15;
+  if (threadIdx.x < ROWS && row < a.outputs && bytes > 0) {
+    const char* from = static_cast<const char*>(a.weight) + row * a.weight_stride * 2 + skip;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  }
+#endif
+}
+
+// A block takes TILES * 8 outputs at a time, every gridDim.x-th of them. WHOLE: features is a multiple of 8 and every
+// row of weight and input begins at a multiple of 16 bytes.
+template <class T, int WARPS, int TILES, int PIECES, int DEPTH, bool WHOLE, Cache CACHE>
+__global__ void __launch_bounds__(WARPS * 32) linear_gemv_kernel(const __grid_constant__ GemvArguments a) {
+  constexpr int OUTPUTS = TILES * GEMV_OUTPUTS;
+  constexpr int PITCH = OUTPUTS % 32 == 8 ? OUTPUTS : OUTPUTS + 8;  // a warp's sums meet all banks
+  __shared__ __align__(16) float partial[WARPS][GEMV_ROWS][PITCH];
+  GemvWarp<T, WARPS, TILES, PIECES, DEPTH, WHOLE, CACHE> my(a);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  i64 first = static_cast<i64>(blockIdx.x) * OUTPUTS;
+
+  allow_next();
+  my.point(a, first);
+  if (a.early) {
+#pragma unroll
+    for (int at = 0; at < DEPTH; ++at) my.load_weights(at, warp + at * WARPS);
+  }
+  if constexpr (WHOLE) prefetch_rows<OUTPUTS>(a, first, a.early ? WARPS * DEPTH * PIECES * 64 : 0);
+  // Every block waits, so that this kernel's end implies the previous one's, and before it writes: out may be in use.
+  wait_for_previous();
+  if (!a.early) {
+#pragma unroll
+    for (int at = 0; at < DEPTH; ++at) my.load_weights(at, warp + at * WARPS);
+  }
+#pragma unroll
+  for (int at = 0; at < DEPTH; ++at) my.load_inputs(at, warp + at * WARPS);
+
+  while (true) {
+    my.run();
+    const i64 next = first + static_cast<i64>(gridDim.x) * OUTPUTS;
+    if (next < a.outputs) {  // the next weights are on their way while this block's warps meet
+      my.point(a, next);
+#pragma unroll
+      for (int at = 0; at < DEPTH; ++at) {
+        my.load_weights(at, warp + at * WARPS);
+        my.load_inputs(at, warp + at * WARPS);
+      }
+    }
+    if (my.has_input) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) {  // of an mma's result a thread has two neighbours in one row
+        const Vec<float, 2> pair{{my.sums[tile][0][0] + my.sums[tile][1][0], my.sums[tile][0][1] + my.sums[tile][1][1]}};
+        reinterpret_cast<Vec<float, 2>&>(partial[warp][lane / 4][tile * GEMV_OUTPUTS + lane % 4 * 2]) = pair;
+      }
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < a.rows * OUTPUTS; at += WARPS * 32) {
+      const int row = at / OUTPUTS, column = at % OUTPUTS;
+      const i64 output = first + column;
+      if (output >= a.outputs) continue;
+      float sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) sum += partial[w][row][column];
+      if (a.bias != nullptr) sum += to_float(static_cast<const T*>(a.bias)[output * a.bias_stride]);
+      static_cast<T*>(a.out)[a.out_at[row] + output * a.out_stride] = from_float<T>(sum);
+    }
+    if (next >= a.outputs) break;
+    first = next;
+    __syncthreads();
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace rapid_llm
