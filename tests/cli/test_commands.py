@@ -86,6 +86,7 @@ def test_every_example_is_a_command_that_parses(
     for target in (
         *("generate.run", "chat.run", "doctor.run", "kernels.list_rows", "kernels.explain_op"),
         *("models.list_models", "models.pull", "models.inspect"),
+        *("cache.list_artifacts", "cache.export", "cache.load", "cache.verify", "cache.gc"),
     ):
         monkeypatch.setattr(f"rapid_llm.cli.{target}", lambda *a, **k: ran.append((a, k)))
     count = 0

@@ -175,8 +175,8 @@ class _Job:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            theirs = store.read(final, layer.name)  # built at once where there are no locks, or damaged
-            if theirs is not None and not theirs.fault():
+            theirs = store.read(final, layer.name)  # built at once where there are no locks, or of no use
+            if theirs is not None and not _fault(theirs, self.check):
                 return Artifact(theirs.file, theirs.key, theirs.seconds, True, layer.name)
             store.discard(final, layer.root)
             os.rename(staging, final)
@@ -236,18 +236,24 @@ def _find(unit: Unit, base: str, check: Check) -> Artifact | None:
         for record in store.candidates(layer, unit, base):
             if not record.headers.hold(unit):
                 continue
-            fault = record.fault()
-            if not fault:
-                try:
-                    check(record.file)
-                except Exception as error:  # built for a system library that has gone, say
-                    fault = f"it does not load: {error}"
+            fault = _fault(record, check)
             if not fault:
                 store.touch(record)
                 counters.count("hits")
                 return Artifact(record.file, record.key, record.seconds, True, layer.name)
             _log.warning("%s: %s is not used (%s); building it again", unit, record.file, fault)
     return None
+
+
+def _fault(record: store.Record, check: Check) -> str:
+    """Why an artifact is of no use here, or ''."""
+    fault = record.fault()
+    if not fault:
+        try:
+            check(record.file)
+        except Exception as error:  # built for a system library that has gone, say
+            fault = f"it does not load: {error}"
+    return fault
 
 
 def _keep_only(folder: Path, names: set[str]) -> None:

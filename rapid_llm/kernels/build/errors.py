@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid_llm.kernels.registry import KernelError
+from rapid_llm.kernels.registry import KernelError, NotReadyError
 
 
 class BuildError(KernelError):
@@ -33,5 +33,5 @@ class LockTimeout(BuildError):  # noqa: N818
     """Another process builds the same unit and did not finish within the limit; the text names it."""
 
 
-class FrozenError(BuildError):
+class FrozenError(BuildError, NotReadyError):
     """A compile was asked for after `freeze()`."""

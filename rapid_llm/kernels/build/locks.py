@@ -42,11 +42,10 @@ class KeyLock:
     `locked` is False where the file system has no locks. `waited` says whether another held it meanwhile.
     """
 
-    def __init__(self, path: Path, what: str, timeout_s: float, notice_s: float = NOTICE_S) -> None:
+    def __init__(self, path: Path, what: str, timeout_s: float) -> None:
         self.path = path
         self.what = what
         self.timeout_s = timeout_s
-        self.notice_s = notice_s
         self.locked = False
         self.waited = False
         self._fd = -1
@@ -98,11 +97,11 @@ class KeyLock:
                     self._say_unlocked(error)
                     return True
                 elapsed = time.monotonic() - started
-                if elapsed >= self.timeout_s:
-                    raise LockTimeout(self._text(f"waited {elapsed:.0f} s, the limit"))
-                if elapsed >= self.notice_s and not told:
+                if elapsed >= NOTICE_S and not told:
                     told = True
-                    tell(self._text(f"waiting, up to {self.timeout_s:.0f} s"))
+                    tell(self._text(f"waiting, up to {self.timeout_s:g} s"))
+                if elapsed >= self.timeout_s:
+                    raise LockTimeout(self._text(f"waited {elapsed:.1f} s; the limit is {self.timeout_s:g} s"))
                 time.sleep(pause)
                 pause = min(pause * 2, 0.05)
         except BaseException:
