@@ -1,6 +1,6 @@
 """Gated activations of the feed-forward block."""
 
-from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
+from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 SILU_AND_MUL = OpSpec(
     id="silu_and_mul",
@@ -13,6 +13,7 @@ SILU_AND_MUL = OpSpec(
     cases="rapid_llm.verify.cases:silu_and_mul",
     bound="rapid_llm.verify.bounds:silu_and_mul",
     work="rapid_llm.verify.work:silu_and_mul",
+    numerics=Numerics(accumulate="fp32", roundings=("subnormal:zero",)),
     doc="""silu(gate) * up with gate, up = input[..., :d], input[..., d:] (SwiGLU, Shazeer 2020).
 
     input: (..., 2d). Returns (..., d) in input's dtype; computed in fp32 and rounded once.
@@ -43,5 +44,39 @@ register(
         dtypes=("fp32",),
         layout=("contiguous",),
         priority=30,
+    ),
+)
+
+register(
+    *(
+        KernelSpec(
+            name=f"flashinfer/silu_and_mul{suffix}",
+            op="silu_and_mul",
+            backend="flashinfer",
+            target="rapid_llm.kernels.backend.flashinfer.silu_and_mul:silu_and_mul",
+            available="rapid_llm.kernels.backend.flashinfer:available",
+            devices=("cuda",),
+            dtypes=(dtype,),
+            capability=((80, None),),
+            shape=Shape(require=(Dim("features", min=8, multiple_of=8),)),
+            layout=("input:contiguous", "input:aligned16"),
+            roundings=roundings,
+        )
+        for dtype, suffix, roundings in (("bf16", "", ("subnormal:zero",)), ("fp16", ".fp16", ()))
+    )
+)
+
+register(
+    KernelSpec(
+        name="jit/silu_and_mul",
+        op="silu_and_mul",
+        backend="jit",
+        target="rapid_llm.kernels.ops.activation.silu_and_mul_jit:silu_and_mul",
+        available="rapid_llm.kernels.jit:available",
+        prepare="rapid_llm.kernels.ops.activation.silu_and_mul_jit:prepare",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("last_dim_contiguous",),
     ),
 )

@@ -1,6 +1,6 @@
 """Rotary position embedding."""
 
-from rapid_llm.kernels.registry import KernelSpec, OpSpec, register
+from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Shape, register
 
 ROPE = OpSpec(
     id="rope",
@@ -16,6 +16,7 @@ ROPE = OpSpec(
     cases="rapid_llm.verify.cases:rope",
     bound="rapid_llm.verify.bounds:rope",
     work="rapid_llm.verify.work:rope",
+    numerics=Numerics(accumulate="fp32", roundings=("subnormal:zero",)),
     doc="""Rotate query and key in place by their positions (RoFormer, Su et al. 2021).
 
     query: (tokens, query_heads, head_dim); key: (tokens, kv_heads, head_dim), same dtype, any strides, not overlapping.
@@ -50,4 +51,26 @@ register(
         layout=("query:last_dim_contiguous", "key:last_dim_contiguous", "cos_sin_cache:contiguous"),
         priority=30,
     ),
+)
+
+register(
+    *(
+        KernelSpec(
+            name=f"flashinfer/rope{suffix}",
+            op="rope",
+            backend="flashinfer",
+            target="rapid_llm.kernels.backend.flashinfer.rope:rope",
+            available="rapid_llm.kernels.backend.flashinfer:available",
+            devices=("cuda",),
+            dtypes=(dtype,),
+            capability=((80, None),),
+            shape=Shape(require=(Dim("rotary_dim", one_of=(64, 128, 256, 512)),)),
+            layout=(
+                *("query:last_dim_contiguous", "query:aligned16", "key:last_dim_contiguous", "key:aligned16"),
+                *("cos_sin_cache:contiguous", "cos_sin_cache:aligned16"),
+            ),
+            roundings=roundings,
+        )
+        for dtype, suffix, roundings in (("bf16", "", ("subnormal:zero",)), ("fp16", ".fp16", ()))
+    )
 )

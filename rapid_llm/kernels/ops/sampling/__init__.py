@@ -37,3 +37,16 @@ register(
         priority=0,
     ),
 )
+
+register(
+    KernelSpec(
+        name="flashinfer/sample",
+        op="sample",
+        backend="flashinfer",
+        target="rapid_llm.kernels.backend.flashinfer.sample:sample",
+        available="rapid_llm.kernels.backend.flashinfer:available",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+    ),
+)
