@@ -193,6 +193,8 @@ def _miss(op: OpSpec, cache: dict[Any, Callable[..., Any]], values: dict[str, An
         return _through_torch(op)
     decision = _decision(op, values, out)
     function = guarded(op, decision)
+    if not decision.lasting:
+        return function
     if len(cache) >= _dispatch.MAX_CACHED:
         cache.clear()
     cache[_key_of(op)(**values, **({"out": out} if op.parsed.takes_out else {}))] = function

@@ -9,8 +9,9 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from rapid_llm import settings
@@ -18,7 +19,15 @@ from rapid_llm.platform import device_info
 
 from . import facts as _facts
 from . import overrides, plugins, probes, registry, trace
-from .errors import ArgumentError, ForcedRowError, NoKernelError, RegistrationError, StrictFallbackError
+from .errors import (
+    ArgumentError,
+    ForcedRowError,
+    KernelError,
+    NoKernelError,
+    NotReadyError,
+    RegistrationError,
+    StrictFallbackError,
+)
 from .facts import Facts
 from .filters import DEGRADED, Verdict, judge, preference
 from .overrides import Forced
@@ -36,16 +45,21 @@ _broken: Final[dict[str, str]] = {}
 _dims: Final[dict[str, Callable[..., dict[str, int]]]] = {}
 _warned: Final[set[tuple[str, str]]] = set()
 _seen: list[object] = [None]
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One choice: the facts, what was forced, the row, and every row's verdict."""
+    """One choice: the facts, what was forced, the row, and every row's verdict.
+
+    lasting: False where a row was passed over only because it could not be built just now; such a choice is not kept.
+    """
 
     facts: Facts
     forced: Forced | None
     row: KernelSpec
     verdicts: tuple[Verdict, ...]
+    lasting: bool = True
 
 
 class Selected(functools.partial):  # type: ignore[type-arg]
@@ -136,17 +150,19 @@ def dispatch(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> 
 
 
 def settle(found: Facts, forced: Forced | None) -> Decision:
-    """The cached decision for these facts; made on first demand, until a row is found whose code imports."""
+    """The cached decision for these facts; made on first demand, for a row whose code imports and is built."""
     key = (found.key(), forced)
     decision = _decisions.get(key)
     if decision is None:
         with _lock:
-            decision = _decide(found, forced)
-            while not _imports(decision.row):
-                decision = _decide(found, forced)
-            if len(_decisions) >= MAX_CACHED:
-                _decisions.clear()
-            _decisions[key] = decision
+            unready: dict[str, str] = {}
+            decision = _decide(found, forced, unready)
+            while not (_imports(decision.row) and _prepared(decision.row, found, unready)):
+                decision = _decide(found, forced, unready)
+            if decision.lasting:
+                if len(_decisions) >= MAX_CACHED:
+                    _decisions.clear()
+                _decisions[key] = decision
     overrides.chosen(decision.row.name, decision.row.backend)
     return decision
 
@@ -158,10 +174,34 @@ def _imports(row: KernelSpec) -> bool:
     try:
         load_target(row.name)
     except ImportError as error:
-        _broken[row.name] = str(error)
-        _log.warning("%s is out: %s", row.name, error)
+        _break(row, str(error))
         return False
     return True
+
+
+def _prepared(row: KernelSpec, found: Facts, unready: dict[str, str]) -> bool:
+    """Whether the row's code is built and loaded for the facts' device, building it if that may be done now.
+
+    A row whose build fails is broken from now on; one that cannot be built at this moment goes to `unready`.
+    """
+    if row.prepare is None:
+        return True
+    try:
+        probes.load(row.prepare)(found)
+    except NotReadyError as error:
+        unready[row.name] = str(error)
+        return False
+    except Exception as error:  # whatever a build or a foreign row raises, the others can still answer
+        _break(row, str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def _break(row: KernelSpec, text: str) -> None:
+    """Take a row out for the rest of the process; said once."""
+    _broken[row.name] = text
+    _warned.add((row.name, text))
+    _log.warning("%s is out: %s", row.name, text)
 
 
 def lookup(key: tuple[object, ...]) -> Decision:
@@ -214,11 +254,13 @@ def load_target(name: str) -> Callable[..., Any]:
     return target
 
 
-def verdicts(found: Facts, forced: Forced | None) -> tuple[Verdict, ...]:
-    """Every row's standing, best first among the admitted, then the others by name."""
+def verdicts(found: Facts, forced: Forced | None, unready: Mapping[str, str] = _NONE) -> tuple[Verdict, ...]:
+    """Every row's standing, best first among the admitted, then the others by name. `unready`: rows that cannot be
+    built just now, and why."""
     named = set(overrides.rows_of(forced.what, found.op)) if forced is not None else set()
     judged = [
-        judge(row, found, forced=row.name in named, broken=_broken.get(row.name)) for row in registry.rows(found.op)
+        judge(row, found, forced=row.name in named, broken=_broken.get(row.name), unready=unready.get(row.name))
+        for row in registry.rows(found.op)
     ]
     return tuple(sorted(judged, key=lambda v: _rank(v, found, named)))
 
@@ -235,8 +277,8 @@ def _rank(verdict: Verdict, found: Facts, named: set[str]) -> tuple[object, ...]
     )
 
 
-def _decide(found: Facts, forced: Forced | None) -> Decision:
-    judged = verdicts(found, forced)
+def _decide(found: Facts, forced: Forced | None, unready: Mapping[str, str]) -> Decision:
+    judged = verdicts(found, forced, unready)
     best = judged[0] if judged else None
     if forced is not None:
         if best is None or not best.admitted:
@@ -245,12 +287,12 @@ def _decide(found: Facts, forced: Forced | None) -> Decision:
             raise ForcedRowError(
                 f"{found.op}: {forced.by} forces {forced.what!r}, which cannot run this call:\n{lines}"
             )
-        return Decision(found, forced, best.row, judged)
+        return Decision(found, forced, best.row, judged, lasting=not unready)
     if best is None or not best.admitted:
         raise NoKernelError(f"{found.op}: no row can run this call on {found.device}:\n{_lines(judged)}")
     if best.row.is_native:
         _report_fall(found, best.row, judged)
-    return Decision(found, None, best.row, judged)
+    return Decision(found, None, best.row, judged, lasting=not unready)
 
 
 def _report_fall(found: Facts, floor: KernelSpec, judged: tuple[Verdict, ...]) -> None:

@@ -35,6 +35,10 @@ class ForcedRowError(KernelError):
     """A row was forced by name and cannot run here; the text holds its reasons."""
 
 
+class NotReadyError(KernelError):
+    """A row's code is not built, and may not be built now: a CUDA graph is being captured, or kernels are frozen."""
+
+
 class StrictFallbackError(KernelError):
     """`RAPID_LLM_STRICT` is set and a call would fall to the floor because a faster row is broken."""
 

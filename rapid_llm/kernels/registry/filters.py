@@ -10,7 +10,7 @@ from .evidence import Evidence
 from .facts import Facts
 from .spec import Dim, KernelSpec
 
-DEGRADED = ("unavailable", "broken")
+DEGRADED = ("unavailable", "broken", "not_ready")
 """Codes of reasons that a working installation would not have: a fall to the floor because of them is reported."""
 
 
@@ -49,9 +49,9 @@ class Verdict:
         }
 
 
-def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None) -> Verdict:
+def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None, unready: str | None = None) -> Verdict:
     """Test `row` against `facts`. `forced`: named explicitly, so evidence is not demanded. `broken`: why it cannot
-    load.
+    load. `unready`: why it cannot be built just now.
 
     The probe is asked only where nothing else rules the row out, so that no library is touched for a call it cannot
     serve.
@@ -64,6 +64,8 @@ def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None) ->
         reasons.append(Reason("unverified", proof.text, fix))
     if not reasons:
         reasons += _usable(row, broken)
+    if not reasons and unready is not None:
+        reasons.append(Reason("not_ready", unready, "prepare it earlier: call it once, or dispatch it, before this"))
     return Verdict(row, tuple(reasons), proof, notes.of(row.name))
 
 

@@ -41,7 +41,10 @@ def look(name, call):
     found = importlib.import_module(module)
     value = getattr(found, attr) if attr else found
     if call:
-        value = value()
+        answer = value()
+        if not answer and attr.startswith("available"):
+            answer = getattr(found, attr.replace("available", "why_not", 1), lambda: answer)()
+        value = answer
         return (value is True or (value is not False and not isinstance(value, str) and bool(value))), value
     return True, value
 try:
@@ -145,10 +148,16 @@ def _check(available: str, target: str) -> Probe:
 
 
 def call_here(available: str) -> Probe:
-    """Import and call a probe in this process; whatever it raises becomes the text."""
+    """Import and call a probe in this process; whatever it raises becomes the text.
+
+    Where `available()` answers False, the text is that of the `why_not()` beside it, if there is one.
+    """
     module, attr = available.split(":")
     try:
-        answer = getattr(importlib.import_module(module), attr)()
+        found = importlib.import_module(module)
+        answer = getattr(found, attr)()
+        if not answer and attr.startswith("available"):
+            answer = getattr(found, attr.replace("available", "why_not", 1), lambda: answer)()
     except BaseException as error:  # AssertionError and SystemExit at import are among what was met
         if isinstance(error, KeyboardInterrupt):
             raise

@@ -197,9 +197,11 @@ class KernelSpec:
     the op's dtype argument; empty means all of the op's. capability: SM windows as (lowest, highest or None), any of
     them. shape: conditions on named dimensions. layout: required tags. schemes: quantisation schemes it computes.
     roundings: the intermediate roundings it makes beyond the op's own dtype, each of which the caller must allow.
-    prepack: `"module:attr"` of a function that turns the raw weight into this row's own form; such a row runs only from
-    a handle bound with `prepack=True`. golden: a claim. priority: rank from a benchmark, or `UNMEASURED`. graph_safe:
-    no host work per call, so a CUDA graph may capture it.
+    prepack: `"module:attr"` of a function that turns the raw weight into this row's own form; such a row runs only
+    from a handle bound with `prepack=True`. prepare: `"module:attr"` of a function of a call's `Facts` that builds
+    and loads the row's code for their device; dispatch calls it before it settles on the row, so no call ever
+    compiles. golden: a claim. priority: rank from a benchmark, or `UNMEASURED`. graph_safe: no host work per call,
+    so a CUDA graph may capture it.
     """
 
     name: str
@@ -215,6 +217,7 @@ class KernelSpec:
     schemes: tuple[str, ...] = ()
     roundings: tuple[str, ...] = ()
     prepack: str | None = None
+    prepare: str | None = None
     golden: GoldenRecord | None = None
     priority: int = UNMEASURED
     graph_safe: bool = True
@@ -232,6 +235,8 @@ class KernelSpec:
             _check_target(self.name, "available", self.available)
         if self.prepack is not None:
             _check_target(self.name, "prepack", self.prepack)
+        if self.prepare is not None:
+            _check_target(self.name, "prepare", self.prepare)
         self._check_floor()
         object.__setattr__(self, "dtypes", _check_dtypes(self.name, self.dtypes))
         self._check_values()
@@ -242,8 +247,9 @@ class KernelSpec:
 
     def _check_floor(self) -> None:
         if self.is_native:
-            if self.available is not None or self.prepack is not None:
-                raise RegistrationError(self.name, "available", "a native row is always there: no probe, no prepack")
+            if self.available is not None or self.prepack is not None or self.prepare is not None:
+                what = "a native row is always there: no probe, no prepack, nothing to prepare"
+                raise RegistrationError(self.name, "available", what)
         elif self.available is None:
             raise RegistrationError(self.name, "available", "every row but 'native' names a probe 'module:attr'")
 
