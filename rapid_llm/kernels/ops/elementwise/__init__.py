@@ -1,6 +1,6 @@
 """Elementwise ops: `scale`, the worked example of every kernel path."""
 
-from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
+from rapid_llm.kernels.registry import GoldenRecord, KernelSpec, OpSpec, Out, register
 
 SCALE = OpSpec(
     id="scale",
@@ -29,5 +29,21 @@ register(
         target="rapid_llm.kernels.ops.elementwise.scale:scale",
         dtypes=("fp32", "fp16", "bf16"),
         priority=0,
+    ),
+)
+
+register(
+    KernelSpec(
+        name="jit/scale",
+        op="scale",
+        backend="jit",
+        target="rapid_llm.kernels.ops.elementwise.scale_jit:scale",
+        available="rapid_llm.kernels.jit:available",
+        prepare="rapid_llm.kernels.ops.elementwise.scale_jit:prepare",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("contiguous",),
+        golden=GoldenRecord(verified=False, max_abs_diff=0.0, baseline="native/scale"),
     ),
 )
