@@ -148,3 +148,31 @@ register(
         roundings=("weight:fp16",),
     ),
 )
+
+_JIT = "rapid_llm.kernels.ops.gemm.linear_jit"
+
+
+def _jit(name: str, function: str, prepack: str | None = None) -> KernelSpec:
+    """A row of csrc/gemm/linear_gemv.cu."""
+    return KernelSpec(
+        name=name,
+        op="linear",
+        backend="jit",
+        target=f"{_JIT}:{function}",
+        available="rapid_llm.kernels.jit:available",
+        devices=("cuda",),
+        dtypes=("bf16", "fp16"),
+        capability=((80, None),),
+        shape=Shape(require=(Dim("tokens", max=8), Dim("in_features", max=2**30 - 1))),
+        layout=("input:last_dim_contiguous", "weight:last_dim_contiguous"),
+        schemes=("unquantized",),
+        prepack=prepack,
+        prepare=f"{_JIT}:prepare",
+    )
+
+
+register(
+    _jit("jit/linear", "linear"),
+    # Reads weights while the previous kernel still runs, so it takes only those that nothing writes any more.
+    _jit("jit/linear.settled", "linear_settled", prepack=f"{_JIT}:settle"),
+)
