@@ -10,6 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from rapid_llm.verify import bounds
+from rapid_llm.verify.compare import compare
+from tests.reference import oracle
+
+NAMES = ("query", "key", "value", "k_cache", "v_cache", "positions", "cos_sin_cache", "slot_mapping")
+"""The op's arguments, in order."""
+
 
 @dataclass
 class Call:
@@ -52,6 +59,17 @@ def make(tokens: int, *, device: str, dtype: torch.dtype, seed: int = 0) -> Call
         torch.cat((angle.cos(), angle.sin()), 1).to(device),
         slots.to(device),
     )
+
+
+def check(call: Call, before: Call, *, interleaved: bool = False) -> None:
+    """Raise unless `call` holds what `before` gives by the oracle, within its bound, and value is as it was."""
+    args = {name: t.cpu() for name, t in zip(NAMES, before.args, strict=True)} | {"interleaved": interleaved}
+    expected = oracle("rope_kvcache_write")(**args)
+    limits = bounds.rope_kvcache_write(args, expected)
+    for name, truth, limit in zip(("query", "key", "k_cache", "v_cache"), expected, limits, strict=True):
+        problem = compare(getattr(call, name).cpu(), truth, limit).problem
+        assert problem is None, f"{name}: {problem}"
+    assert torch.equal(call.value, before.value)
 
 
 def _replace(**changes: Callable[[Call], Tensor]) -> Callable[[Call], tuple[Tensor, ...]]:

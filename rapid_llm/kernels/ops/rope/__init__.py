@@ -74,3 +74,18 @@ register(
         for dtype, suffix, roundings in (("bf16", "", ("subnormal:zero",)), ("fp16", ".fp16", ()))
     )
 )
+
+register(
+    KernelSpec(
+        name="jit/rope",
+        op="rope",
+        backend="jit",
+        target="rapid_llm.kernels.ops.rope.rope_jit:rope",
+        available="rapid_llm.kernels.jit:available",
+        prepare="rapid_llm.kernels.ops.rope.rope_jit:prepare",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("query:last_dim_contiguous", "key:last_dim_contiguous", "cos_sin_cache:last_dim_contiguous"),
+    ),
+)
