@@ -13,6 +13,7 @@ _NVCC: Final = re.compile(
 _OTHERS: Final = (
     re.compile(r"undefined reference to"),
     re.compile(r"\bld(?:\.\w+)?: (?:error: )?(?:cannot find|.*: undefined|.*multiple definition|.*relocation)"),
+    re.compile(r"^ptxas .*; error"),
     re.compile(r"^(?:nvlink|ptxas|nvcc|cicc|fatbinary) (?:error|fatal)"),
     re.compile(r"\bfatal\b.*:"),
     re.compile(r"\berror\b", re.IGNORECASE),

@@ -108,8 +108,7 @@ class _Job:
                 found = _find(self.unit, self.base, self.check)
                 if found is not None:
                     return found
-                if lock.waited:
-                    self._share_failure(layer.root, asked)
+                self._share_failure(layer.root, asked)
                 if lock.locked:
                     store.sweep(layer.root, self.stem)
                 return self._build(layer)
@@ -210,7 +209,7 @@ class _Job:
         }
 
     def _share_failure(self, root: Path, asked: float) -> None:
-        """Raise the failure of the process that this one waited for, instead of repeating it."""
+        """Raise a failure that came after this one had asked, from whomever it waited for, instead of repeating it."""
         try:
             note = json.loads((root / store.LOGS / f"{self.stem}.failed.json").read_bytes())
             fresh = float(note["at"]) >= asked

@@ -39,7 +39,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 class KeyLock:
     """`with KeyLock(file, what, limit):` holds the lock; raises `LockTimeout` after `timeout_s` of waiting.
 
-    `locked` is False where the file system has no locks. `waited` says whether another held it meanwhile.
+    `locked` is False where the file system has no locks.
     """
 
     def __init__(self, path: Path, what: str, timeout_s: float) -> None:
@@ -47,7 +47,6 @@ class KeyLock:
         self.what = what
         self.timeout_s = timeout_s
         self.locked = False
-        self.waited = False
         self._fd = -1
 
     def __enter__(self) -> KeyLock:
@@ -90,7 +89,7 @@ class KeyLock:
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return self._taken()
                 except BlockingIOError:
-                    self.waited = True
+                    pass
                 except OSError as error:
                     if error.errno not in _NO_LOCKS:
                         raise
