@@ -97,6 +97,8 @@ def _rope(
 def blocks(row: bytes, scheme: str) -> list[float]:
     """One row of GGUF blocks, weight by weight, as the format is written down."""
     values: list[float] = []
+    if scheme == "fp8_block128":
+        return _fp8_row(row)
     if scheme == "q8_0":
         for start in range(0, len(row), 34):
             (d,) = struct.unpack_from("<e", row, start)
@@ -109,6 +111,21 @@ def blocks(row: bytes, scheme: str) -> list[float]:
         for nibble in [c & 15 for c in codes] + [c >> 4 for c in codes]:
             values.append(d * (nibble - 8) if scheme == "q4_0" else d * nibble + rest[0])
     return values
+
+
+def _fp8_row(row: bytes) -> list[float]:
+    """Codes, a scale for each 128 of them, padding to a multiple of 16 bytes."""
+    groups = next(n for n in range(len(row) // 128 + 1) if 128 * n + -(-4 * n // 16) * 16 == len(row))
+    scales = struct.unpack_from(f"<{groups}f", row, 128 * groups)
+    return [scales[i // 128] * _e4m3(code) for i, code in enumerate(row[: 128 * groups])]
+
+
+def _e4m3(code: int) -> float:
+    exponent, fraction = code >> 3 & 15, code & 7
+    if code & 127 == 127:
+        return math.nan
+    size = math.ldexp(8 + fraction, exponent - 10) if exponent else math.ldexp(fraction, -9)
+    return -size if code >> 7 else size
 
 
 def _matrix(weight: Tensor, scheme: str) -> Array:
@@ -214,6 +231,56 @@ def _attention_decode(
 ) -> Array:
     starts = torch.arange(query.shape[0] + 1)
     return _attention_prefill(query, k_cache, v_cache, starts, seq_lens, block_table, scale)
+
+
+def _attention_mla_decode(
+    query: Tensor, kv_cache: Tensor, seq_lens: Tensor, block_table: Tensor, scale: float, value_dim: int = 512
+) -> Array:
+    """Every weight is its exponential against the log of the sum of all."""
+    result = np.zeros((*query.shape[:2], value_dim))
+    page = kv_cache.shape[1]
+    for s, length in enumerate(seq_lens.tolist()):
+        rows = [_np(kv_cache[int(block_table[s, j // page]), j % page, 0]) for j in range(length)]
+        for head in range(query.shape[1] if length else 0):
+            scores = np.array([float((_np(query[s, head]) * row).sum()) * scale for row in rows])
+            log_sum = scores.max() + math.log(math.fsum(math.exp(v) for v in scores - scores.max()))
+            for weight, row in zip(np.exp(scores - log_sum), rows, strict=True):
+                result[s, head] += weight * row[:value_dim]
+    return result
+
+
+def _comm_dispatch(
+    input: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    recv: Tensor,
+    recv_ids: Tensor,
+    recv_weights: Tensor,
+    recv_source: Tensor,
+    **world: Any,
+) -> tuple[Array, ...]:
+    """One rank: a selection of rows by a mask."""
+    assert world["ranks"] == 1
+    chosen = topk_ids.numpy() >= 0
+    kept = np.flatnonzero(chosen.sum(1))
+    rest = recv.shape[0] - len(kept)
+    ids = np.where(chosen, topk_ids.numpy(), -1)[kept]
+    weights = np.where(chosen, _np(topk_weights), 0.0)[kept]
+    source = np.stack((np.zeros(len(kept)), kept), axis=1)
+
+    def filled(rows: Array, value: float) -> Array:
+        return np.concatenate((rows, np.full((rest, rows.shape[1]), value))).astype(np.float64)
+
+    moved = np.concatenate((_np(input)[kept], _np(recv)[len(kept) :]))
+    return moved, filled(ids, -1), filled(weights, 0), filled(source, -1)
+
+
+def _comm_combine(input: Tensor, recv_source: Tensor, tokens: int, **world: Any) -> Array:
+    """One rank: each token looks for its rows."""
+    assert world["ranks"] == 1
+    x, sources = _np(input), recv_source.tolist()
+    rows = [[r for r, source in enumerate(sources) if source == [0, token]] for token in range(tokens)]
+    return np.array([x[r].sum(0) for r in rows]).reshape(tokens, input.shape[1])
 
 
 def _sample(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rapid_llm.kernels.ops.block_formats import FP8
 from rapid_llm.verify.formats import Blocks, unpack
 from rapid_llm.verify.oracles import gather_keys
 from rapid_llm.verify.rounding import (
@@ -192,6 +193,10 @@ def _weight(args: Args, roundings: tuple[str, ...]) -> tuple[Tensor, Tensor, Ten
     if scheme == "q4_1":
         shifted = ((blocks.quant - 8) * blocks.scale).abs() + (blocks.offset + 8 * blocks.scale).abs()
         magnitude, error = torch.maximum(plain, shifted), _code_error(blocks)
+    if scheme == FP8:  # 4 + 24 bits do not fit fp32, and the codes have fractions
+        rounded = torch.where(fp32_rounding(value) > 0, U * value.abs(), torch.zeros_like(value))
+        error = rounded + distance(value, args["input"].dtype) + argument_rounding(value, roundings, "weight")
+        return value, value.abs(), error, _row_quantum(value)
     error = error.reshape(value.shape) + distance(value, args["input"].dtype)
     parts = torch.cat((blocks.scale.flatten(1), blocks.offset.flatten(1)), dim=1)
     quantum = _row_quantum(parts)

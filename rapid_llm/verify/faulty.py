@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rapid_llm.verify import plain
+from rapid_llm.verify import plain, plain_deepseek
 from rapid_llm.verify.ulp import FORMATS, round_to, truncate_to
 
 Fn = Callable[..., Any]
@@ -302,6 +302,9 @@ _OWN: Final[dict[str, tuple[tuple[str, str, str | None], ...]]] = {
         ("bias ignored", "fp32", "q4_1"),
         ("nibbles interleaved", "bf16", "q4_1"),
         ("offset ignored", "fp16", "q4_1"),
+        ("e5m2", "bf16", "fp8_block128"),
+        ("subnormals flushed", "fp32", "fp8_block128"),
+        ("first scale alone", "bf16", "fp8_block128"),
     ),
     "kvcache.write": tuple(
         (fault, "fp32", None)
@@ -368,7 +371,8 @@ _GENERAL: Final = (
 
 def plain_row(op_id: str) -> Fn:
     """The right plain row of an op."""
-    row: Fn = getattr(plain, op_id.replace(".", "_"))
+    name = op_id.replace(".", "_")
+    row: Fn = getattr(plain if hasattr(plain, name) else plain_deepseek, name)
     return row
 
 
@@ -379,7 +383,7 @@ def battery() -> list[FaultyRow]:
     for op, dtype in (("scale", "bf16"), ("scale", "fp16"), ("rmsnorm", "bf16"), ("attention.decode", "bf16")):
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
         rows.append(FaultyRow(op, "truncates", truncating(plain_row(op), op, kind), dtype))
-    for op, faults in _OWN.items():
+    for op, faults in {**_OWN, **plain_deepseek.FAULTS}.items():
         for fault, dtype, scheme in faults:
             rows.append(FaultyRow(op, fault, functools.partial(plain_row(op), fault=fault), dtype, scheme))
     return rows

@@ -1,4 +1,4 @@
-"""GGUF block formats in float64: dequantisation for the oracles, and random blocks for the cases."""
+"""Formats of quantised weights in float64: dequantisation for the oracles, and random weights for the cases."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
+from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES, FP8, GROUP, row_bytes, row_elements
 
 
 class Blocks(NamedTuple):
     """A quantised matrix taken apart, in float64: w = scale * quant + offset.
 
-    quant: (rows, blocks, 32), signed for q8_0 and q4_0 (8 already taken off), 0 to 15 for q4_1.
-    scale, offset: (rows, blocks, 1); offset is 0 for q8_0 and q4_0.
+    quant: (rows, blocks, 32), signed for q8_0 and q4_0 (8 already taken off), 0 to 15 for q4_1; (rows, groups, 128) the
+    values of the codes for fp8_block128. scale, offset: (rows, blocks, 1); offset is 0 but for q4_1.
     """
 
     quant: Tensor
@@ -22,14 +22,16 @@ class Blocks(NamedTuple):
     offset: Tensor
 
     def values(self) -> Tensor:
-        """The exact weights, (rows, blocks * 32)."""
+        """The exact weights, (rows, weights)."""
         return (self.quant * self.scale + self.offset).flatten(1)
 
 
 def unpack(data: Tensor, scheme: str) -> Blocks:
     """Take (rows, bytes) uint8 blocks apart; raises `ValueError` for another scheme or a broken last block."""
+    if scheme == FP8:
+        return _unpack_fp8(data)
     if scheme not in BLOCK_BYTES:
-        raise ValueError(f"scheme {scheme!r} is no block format; known: {', '.join(BLOCK_BYTES)}")
+        raise ValueError(f"scheme {scheme!r} is no block format; known: {', '.join((*BLOCK_BYTES, FP8))}")
     size = BLOCK_BYTES[scheme]
     rows, width = data.shape
     if width % size:
@@ -49,6 +51,20 @@ def unpack(data: Tensor, scheme: str) -> Blocks:
     return Blocks(quant, half(0), half(2))
 
 
+def _unpack_fp8(data: Tensor) -> Blocks:
+    """e4m3 by its definition: sign, four bits of exponent with bias 7, three of fraction; all ones but the sign is
+    NaN."""
+    rows, columns = data.shape[0], row_elements(data.shape[1], FP8)
+    codes = data[:, :columns].to(torch.int64).reshape(rows, columns // GROUP, GROUP)
+    exponent, fraction = codes >> 3 & 15, (codes & 7).to(torch.float64)
+    normal = (8 + fraction) * torch.exp2((exponent - 10).to(torch.float64))
+    value = torch.where(exponent > 0, normal, fraction * 2.0**-9)
+    value = torch.where(codes & 127 == 127, float("nan"), value)
+    scale = data[:, columns : columns + columns // GROUP * 4].clone(memory_format=torch.contiguous_format)
+    scale = scale.view(torch.float32).to(torch.float64)[..., None]
+    return Blocks(torch.where(codes >= 128, -value, value), scale, torch.zeros_like(scale))
+
+
 def dequantise(data: Tensor, scheme: str) -> Tensor:
     """The exact weights of (rows, bytes) uint8 blocks: (rows, weights) float64."""
     return unpack(data, scheme).values()
@@ -61,6 +77,8 @@ def random_blocks(
 
     exact: scales are 1 and offsets small integers, so that sums over integer inputs have no rounding error at all.
     """
+    if scheme == FP8:
+        return _random_fp8(generator, rows, elements, exact=exact, spread=spread)
     if elements % BLOCK:
         raise ValueError(f"{scheme}: {elements} weights do not fill blocks of {BLOCK}")
     blocks, size = elements // BLOCK, BLOCK_BYTES[scheme]
@@ -77,3 +95,21 @@ def random_blocks(
     if scheme == "q4_1":
         data[..., 2:4] = offset.to(torch.float16).view(torch.uint8)
     return data.reshape(rows, blocks * size)
+
+
+def _random_fp8(generator: torch.Generator, rows: int, elements: int, *, exact: bool, spread: float) -> Tensor:
+    """Codes of every kind but NaN, of which small ones are as likely as large ones; one scale for each 128 rows."""
+    data = torch.zeros(rows, row_bytes(elements, FP8), dtype=torch.uint8)
+    shape = (-(-rows // GROUP), elements // GROUP)
+    if exact:
+        values = torch.randint(-8, 9, (rows, elements), generator=generator).to(torch.float32)
+        codes, scale = values.to(torch.float8_e4m3fn).view(torch.uint8), torch.ones(shape)
+    else:
+        codes = torch.randint(0, 127, (rows, elements), generator=generator, dtype=torch.uint8)
+        codes |= torch.randint(0, 2, codes.shape, generator=generator, dtype=torch.uint8) << 7
+        sign = torch.randint(0, 2, shape, generator=generator) * 2.0 - 1.0
+        scale = (torch.rand(shape, generator=generator) + 0.25) * sign * (spread / 64.0)
+    data[:, :elements] = codes
+    each = scale.repeat_interleave(GROUP, 0)[:rows].contiguous()
+    data[:, elements : elements + 4 * shape[1]] = each.view(torch.uint8)
+    return data

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
+from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES, FP8, row_elements
 from rapid_llm.kernels.registry import ArgumentError
 
 
-def _give(result: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
+def give(result: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A fresh tensor of `dtype`, or `out`, with the result in it."""
     if out is None:
         return result.to(dtype).contiguous()
     return out.copy_(result)
@@ -27,7 +28,7 @@ def scale(input: Tensor, factor: float, out: Tensor | None = None, *, fault: str
     shares = out is not None and out.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
     if shares and out is not input and fault != "accepts overlap":
         raise ArgumentError("scale: out overlaps input; pass input itself or separate memory")
-    return _give(input.float() * factor, out, input.dtype)
+    return give(input.float() * factor, out, input.dtype)
 
 
 def silu_and_mul(input: Tensor, out: Tensor | None = None, *, fault: str = "") -> Tensor:
@@ -35,13 +36,13 @@ def silu_and_mul(input: Tensor, out: Tensor | None = None, *, fault: str = "") -
     if fault == "halves swapped":
         gate, up = up, gate
     if fault == "gelu":
-        return _give(torch.nn.functional.gelu(gate) * up, out, input.dtype)
+        return give(torch.nn.functional.gelu(gate) * up, out, input.dtype)
     if fault == "exp overflows":
-        return _give(gate * (gate.exp() / (1 + gate.exp())) * up, out, input.dtype)
+        return give(gate * (gate.exp() / (1 + gate.exp())) * up, out, input.dtype)
     silu = gate / (1 + torch.exp(-gate))
     if fault == "rounds twice":
         silu = silu.to(input.dtype).float()
-    return _give(silu * up, out, input.dtype)
+    return give(silu * up, out, input.dtype)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, fault: str) -> Tensor:
@@ -66,7 +67,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, fault: str)
 
 
 def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None, *, fault: str = "") -> Tensor:
-    return _give(_norm(input.float(), weight, eps, input.dtype, fault), out, input.dtype)
+    return give(_norm(input.float(), weight, eps, input.dtype, fault), out, input.dtype)
 
 
 def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, *, fault: str = "") -> None:
@@ -106,6 +107,8 @@ def rope(
 
 def dequantise(data: Tensor, scheme: str, fault: str = "") -> Tensor:
     """(rows, bytes) uint8 -> (rows, weights) fp32."""
+    if scheme == FP8:
+        return _dequantise_fp8(data, fault)
     size = BLOCK_BYTES[scheme]
     blocks = data.reshape(-1, size)
     d = blocks[:, :2].contiguous().view(torch.float16).float()
@@ -124,6 +127,19 @@ def dequantise(data: Tensor, scheme: str, fault: str = "") -> Tensor:
         offset = blocks[:, 2:4].contiguous().view(torch.float16).float()
         values = quant * d + (0.0 if fault == "offset ignored" else offset)
     return values.reshape(data.shape[0], data.shape[1] // size * BLOCK)
+
+
+def _dequantise_fp8(data: Tensor, fault: str) -> Tensor:
+    columns = row_elements(data.shape[1], FP8)
+    codes = data[:, :columns].clone(memory_format=torch.contiguous_format)
+    if fault == "subnormals flushed":
+        codes = torch.where((codes & 120) == 0, codes & 128, codes)
+    values = codes.view(torch.float8_e5m2 if fault == "e5m2" else torch.float8_e4m3fn).float()
+    raw = data[:, columns : columns + columns // 128 * 4].clone(memory_format=torch.contiguous_format)
+    scales = raw.view(torch.float32)
+    if fault == "first scale alone":
+        scales = scales[:, :1].expand_as(scales)
+    return values * scales.repeat_interleave(128, 1)
 
 
 def embedding(
@@ -148,7 +164,7 @@ def embedding(
     if fault == "through fp16":
         rows = rows.half()
     target = dtype if dtype is not None else (weight.dtype if scheme == "unquantized" else torch.float32)
-    return _give(rows.reshape(*input.shape, rows.shape[-1]), out, target)
+    return give(rows.reshape(*input.shape, rows.shape[-1]), out, target)
 
 
 def linear(
@@ -178,7 +194,7 @@ def linear(
         total = x @ w.T
     if bias is not None and fault != "bias ignored":
         total = total + bias.float()
-    return _give(total, out, input.dtype)
+    return give(total, out, input.dtype)
 
 
 def _narrow_sum(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
@@ -290,7 +306,7 @@ def attention_prefill(
                 seen = i + 1
             token = starts[s] + i
             result[token] = _attention(query[token], k_cache, v_cache, block_table[s], seen, scale, fault)
-    return _give(result, out, query.dtype)
+    return give(result, out, query.dtype)
 
 
 def attention_decode(
@@ -307,7 +323,7 @@ def attention_decode(
     result = torch.zeros(query.shape)
     for s, length in enumerate(seq_lens.tolist()):
         result[s] = _attention(query[s], k_cache, v_cache, block_table[s], length, scale, fault)
-    return _give(result, out, query.dtype)
+    return give(result, out, query.dtype)
 
 
 def sample(
@@ -323,7 +339,7 @@ def sample(
 ) -> Tensor:
     parameters = torch.stack([t.double() for t in (temperature, top_k, top_p, min_p, uniform)], dim=1)
     ids = [_choose(row, values, fault) for row, values in zip(logits.float(), parameters.tolist(), strict=True)]
-    return _give(torch.tensor(ids, dtype=torch.int64), out, torch.int64)
+    return give(torch.tensor(ids, dtype=torch.int64), out, torch.int64)
 
 
 def _choose(z: Tensor, parameters: list[float], fault: str) -> int:

@@ -20,6 +20,9 @@ U: Final = 2.0**-24
 BLOCK_INTEGERS: Final = "int16"
 """Label of a rounding to 16-bit integers times one scale a block of 32 values."""
 
+FP8_GROUPS: Final = "fp8_block128"
+"""Label of a rounding to fp8 e4m3 times one scale for 128 values along the last dimension: largest magnitude / 448."""
+
 FLUSH: Final = "subnormal:zero"
 """Declared by a row that may take fp32 numbers below 2**-126 for 0, operands and results alike, as code compiled with
 -ftz=true does (nvcc -use_fast_math). bf16 has such numbers; fp16 has none."""
@@ -70,12 +73,12 @@ def declared(roundings: tuple[str, ...], argument: str) -> list[torch.dtype]:
     found = []
     for rounding in roundings:
         name, _, label = rounding.partition(":")
-        if label == BLOCK_INTEGERS or rounding == FLUSH:
+        if label in (BLOCK_INTEGERS, FP8_GROUPS) or rounding == FLUSH:
             continue
         if label not in LABELS or LABELS[label] not in FORMATS:
             raise ValueError(
-                f"rounding {rounding!r} is neither {FLUSH!r} nor of the form 'argument:dtype' with fp32, fp16, bf16 or "
-                "int16"
+                f"rounding {rounding!r} is neither {FLUSH!r} nor of the form 'argument:dtype' with fp32, fp16, bf16, "
+                "int16 or fp8_block128"
             )
         if name == argument:
             found.append(LABELS[label])
@@ -89,7 +92,23 @@ def argument_rounding(value: Tensor, roundings: tuple[str, ...], argument: str) 
         error = error + distance(value, dtype)
     if f"{argument}:{BLOCK_INTEGERS}" in roundings:
         error = error + _block_integer_error(value)
+    if f"{argument}:{FP8_GROUPS}" in roundings:
+        error = error + _fp8_group_error(value)
     return error
+
+
+def _fp8_group_error(value: Tensor) -> Tensor:
+    """Half an ulp of e4m3: 2**-4 relative, or half of its smallest step, 2**-10, times the scale; with it the fp32
+    roundings of the scale, the quotient and the product, which may tip a tie (2**-10 covers them and 6 U).
+
+    A group whose largest value is below 1e-30 may be taken as 0.
+    """
+    count = value.shape[-1]
+    whole = torch.nn.functional.pad(value.abs(), (0, -count % 128))
+    groups = torch.nan_to_num(whole, nan=0.0, posinf=0.0).unflatten(-1, (whole.shape[-1] // 128, 128))
+    largest = groups.amax(-1, keepdim=True)
+    step = torch.maximum(groups * 2.0**-4, largest / 448 * 2.0**-10) * (1 + 2.0**-10) + 6 * U * groups
+    return torch.where(largest <= 1e-30, largest, step).flatten(-2)[..., :count]
 
 
 def _block_integer_error(value: Tensor) -> Tensor:

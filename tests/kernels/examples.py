@@ -87,6 +87,15 @@ def _logits(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return torch.zeros(rows, vocab, dtype=dtype), row, row.int(), row, row, row
 
 
+TORCH_FLOORS = ("attention.mla_decode", "comm.dispatch", "comm.combine")
+"""Ops whose native row is PyTorch on every device: none of their calls launches a kernel of Triton."""
+
+
+def _fp8(rows: int, features: int, outputs: int, dtype: torch.dtype) -> Call:
+    weight = torch.zeros(outputs, features + -(-features // 512) * 16, dtype=torch.uint8)
+    return (_matrix(rows, features, dtype), weight), {"scheme": "fp8_block128"}
+
+
 EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "scale": [
         ("aligned", lambda dtype: ((torch.zeros(4, 4096, dtype=dtype), 0.3), {})),
@@ -152,6 +161,17 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
         *(
             (f"{scheme}, {rows} rows", lambda dtype, m=rows, s=scheme: _linear_blocks(m, 576, 960, s, dtype=dtype))  # type: ignore[misc]
             for scheme, rows in (("q4_1", 1), ("q4_1", 1000), ("q8_0", 9), ("q4_0", 9))
+        ),
+        *(
+            (f"fp8_block128, {rows} rows", lambda dtype, m=rows: _fp8(m, 512, 960, dtype=dtype))  # type: ignore[misc]
+            for rows in (1, 9, 40, 2000)
+        ),
+        (
+            "fp8_block128, odd stride",
+            lambda dtype: (
+                (_matrix(2, 128, dtype), torch.zeros(33, 147, dtype=torch.uint8)[:, 1:145]),
+                {"scheme": "fp8_block128"},
+            ),
         ),
         (
             "odd address",

@@ -36,6 +36,8 @@ def tensors(result: Any) -> tuple[Tensor, ...]:
 
 
 NUMERIC = [op.id for op in registry.ops() if op.id != "sample"]
+OVERWRITTEN = {"comm.dispatch": {"recv_ids", "recv_weights", "recv_source"}}
+"""Arguments that are results alone: the op writes every element of them."""
 
 
 @pytest.mark.parametrize("op_id", NUMERIC)
@@ -108,7 +110,7 @@ def _moved(value: Tensor) -> Tensor:
 def test_result_depends_on_every_argument(op_id: str) -> None:
     """Would go red for a case set in which some argument has no effect: a row that ignored it would pass."""
     op = registry.get_op(op_id)
-    insensitive = {a.name for a in op.parsed.tensors}
+    insensitive = {a.name for a in op.parsed.tensors} - OVERWRITTEN.get(op_id, set())
     for case in small_cases(op_id):
         args = drawn(case)
         first = tensors(oracle(op_id)(**args))

@@ -41,8 +41,8 @@ class Recipe:
 class Call:
     """A call that an adapter makes. target: `module:attr`, `module:Class` or `module:Class.method`.
 
-    positional: the upstream names of the arguments passed by position, in order, without `self`. keywords: those passed
-    by name.
+    positional: the upstream names of the arguments passed by position, in order, without `self`; `a|b` where releases
+    differ in the name alone. keywords: those passed by name.
     """
 
     target: str
@@ -128,14 +128,14 @@ def mismatch(function: Callable[..., Any], call: Call) -> str:
         if place >= len(ordered):
             if not starred:
                 return f"has no argument {name!r} in place {place + 1}: {shown}"
-        elif ordered[place] != name:
+        elif ordered[place] not in name.split("|"):
             return f"has argument {ordered[place]!r} in place {place + 1}, where {name!r} is passed: {shown}"
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in call.keywords:
             if name not in named:
                 return f"has no argument {name!r}: {shown}"
-    passed = {*call.positional, *call.keywords}
+    passed = {*(part for name in call.positional for part in name.split("|")), *call.keywords}
     for p in parameters:
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in passed:
             return f"demands an argument {p.name!r} that is not passed: {shown}"

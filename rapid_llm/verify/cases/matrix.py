@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rapid_llm.kernels.ops.block_formats import FP8, GROUP
 from rapid_llm.verify.cases.build import (
     Case,
     Device,
@@ -36,6 +37,12 @@ def _interpreted() -> bool:
 def _extreme_blocks(g: torch.Generator, rows: int, elements: int, scheme: str, largest: float = 65504.0) -> Tensor:
     """Blocks whose scale is 0, subnormal, the largest, or negative."""
     data = random_blocks(g, rows, elements, scheme)
+    if scheme == FP8:
+        scales = torch.tensor([0.0, 2.0**-130, largest / 500, -largest / 500, -1.5])[torch.arange(rows) % 5]
+        width = elements // GROUP
+        each = scales[:, None].expand(rows, width).contiguous()
+        data[:, elements : elements + 4 * width] = each.view(torch.uint8)
+        return data
     size = data.shape[1] // (elements // 32)
     blocks = data.view(rows, -1, size)
     for row, scale in enumerate((0.0, 2.0**-24, largest, -largest, -1.5)):
@@ -127,6 +134,7 @@ class _Linear:
         self.device = device
         self.scheme = scheme
         self.dense = scheme == DENSE
+        self.step = GROUP if scheme == FP8 else 1
 
     def weight(self, g: torch.Generator, n: int, k: int, *, exact: bool = False, spread: float = 0.5) -> Tensor:
         if not self.dense:
@@ -148,6 +156,7 @@ class _Linear:
         **more: Any,
     ) -> Case:
         lead = m if isinstance(m, tuple) else (m,)
+        k = self.whole(k)
 
         def make(g: torch.Generator) -> dict[str, Any]:
             if draw is not None:
@@ -172,6 +181,8 @@ class _Linear:
         `bits` asks for significands so long that a row which rounds its operands (TF32, bf16) is caught.
         """
 
+        k = self.whole(k)
+
         def draw(g: torch.Generator) -> Tensor:
             x = torch.zeros(m, k)
             low = 1 << max(bits - 1, 0)
@@ -181,6 +192,10 @@ class _Linear:
             return x.to(self.kind)
 
         return self.case(name, m, k, n, draw=draw)
+
+    def whole(self, k: int) -> int:
+        """k, or the next multiple of what the scheme's blocks hold."""
+        return -(-k // self.step) * self.step
 
     def cancelling(self, m: int, k: int, n: int) -> Case:
         """Large terms that cancel: partial sums leave fp16's range, and bf16's precision, before they come back."""
@@ -196,6 +211,7 @@ class _Linear:
 
     def special(self, m: int, k: int, n: int) -> Case:
         """NaN in one row of the input; dense weights also meet infinity and a NaN of their own."""
+        k = self.whole(k)
 
         def make(g: torch.Generator) -> dict[str, Any]:
             x = normal(g, (m, k), self.kind)
@@ -212,16 +228,17 @@ class _Linear:
     def extremes(self) -> list[Case]:
         """Numbers whose exponents differ widely, or blocks whose scales are the largest that the dtype can hold."""
         largest = 500.0 if self.kind == torch.float16 else 65504.0
+        k = self.whole(96)
 
         def spread_out(g: torch.Generator) -> dict[str, Any]:
-            x = wide(g, (3, 96), self.kind, -12, 4)
+            x = wide(g, (3, k), self.kind, -12, 4)
             if self.dense:
-                weight = wide(g, (21, 96), self.kind, -12, 4)
+                weight = wide(g, (21, k), self.kind, -12, 4)
             else:
-                weight = _extreme_blocks(g, 21, 96, self.scheme, largest)
+                weight = _extreme_blocks(g, 21, k, self.scheme, largest)
             return {"input": x.to(self.device), "weight": weight.to(self.device), "scheme": self.scheme}
 
-        return [Case("extremes/3/96->21", spread_out)]
+        return [Case(f"extremes/3/{k}->21", spread_out)]
 
 
 def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
@@ -238,6 +255,7 @@ def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str
             case("exact", (2, 2), 64, 17, exact=True, bias="stepped"),
             make.needles("needles", 5, 64, 9, bits=min(precision, 14)),
             make.special(2, 32, 8),
+            *([case("plain", 2, 256, 9, layouts=("contiguous", "offset"))] if make.scheme == FP8 else []),
         ]
     sizes = [(1, 64, 48), (1, 576, 192), (2, 96, 33), (8, 128, 65)]
     sizes += [(9, 64, 40), (17, 160, 129), (33, 64, 96), (70, 64, 31)]
@@ -248,6 +266,7 @@ def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str
         layouts += [("contiguous", "transposed"), ("transposed", "stepped"), ("contiguous", "expanded")]
     else:
         sizes += [(1, 32, 1), (2, 4096, 6), (5, 32, 7)]
+        sizes += [(3, 640, 260), (20, 256, 130)] if make.scheme == FP8 else []  # more than one block of rows
     return [
         *(case(f"empty{i}", lead, 64, 32) for i, lead in enumerate(((0,), (2, 0)))),
         *(case("plain", *size) for size in sizes),

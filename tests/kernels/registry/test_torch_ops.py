@@ -63,6 +63,28 @@ def arguments(op_id: str) -> dict[str, Any]:
             "scale": 0.35,
             **paged(),
         },
+        "attention.mla_decode": lambda: {
+            "query": torch.randn(2, 3, 8),
+            "kv_cache": torch.randn(5, 16, 1, 8),
+            "scale": 0.35,
+            "value_dim": 6,
+            **{k: v for k, v in paged().items() if k in ("seq_lens", "block_table")},
+        },
+        "comm.dispatch": lambda: {
+            "input": x,
+            "topk_ids": torch.tensor([[1, 3], [-1, -1], [0, -1]]),
+            "topk_weights": torch.rand(3, 2),
+            "recv": torch.randn(5, 64),
+            "recv_ids": torch.zeros(5, 2, dtype=torch.int64),
+            "recv_weights": torch.zeros(5, 2),
+            "recv_source": torch.zeros(5, 2, dtype=torch.int32),
+            "num_experts": 4,
+        },
+        "comm.combine": lambda: {
+            "input": x,
+            "recv_source": torch.tensor([[0, 4], [-1, -1], [0, 1]], dtype=torch.int32),
+            "tokens": 7,
+        },
         "attention.decode": lambda: {"query": torch.randn(2, 2, 8), "scale": 0.35, **paged()},
         "sample": lambda: {
             "logits": torch.randn(2, 11),

@@ -1,6 +1,6 @@
-"""Attention over the paged key/value cache: ragged prefill and single-token decode."""
+"""Attention over paged caches: ragged prefill and single-token decode, and decode over a latent (MLA) cache."""
 
-from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
+from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 _DIMS = {
     "query_heads": "query.shape[1]",
@@ -92,4 +92,77 @@ register(
         layout=("query:last_dim_contiguous", "k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous"),
         priority=30,
     ),
+)
+
+MLA_DECODE = OpSpec(
+    id="attention.mla_decode",
+    schema=(
+        "(Tensor query, Tensor kv_cache, Tensor seq_lens, Tensor block_table, float scale, int value_dim=512) -> Tensor"
+    ),
+    group="attention",
+    dims={
+        "sequences": "query.shape[0]",
+        "query_heads": "query.shape[1]",
+        "head_dim": "query.shape[2]",
+        "value_dim": "value_dim",
+        "page_size": "kv_cache.shape[1]",
+    },
+    out=Out(shape="(query.shape[0], query.shape[1], value_dim)", dtype="query.dtype"),
+    dtype_of="query",
+    dtypes=("fp32", "fp16", "bf16"),
+    facts=("kv:paged",),
+    oracle="rapid_llm.verify.latent:attention_mla_decode",
+    cases="rapid_llm.verify.cases.latent:attention_mla_decode",
+    bound="rapid_llm.verify.latent:attention_mla_decode_bound",
+    work="rapid_llm.verify.latent:attention_mla_decode_work",
+    numerics=Numerics(accumulate="fp32", roundings=("probs:bf16", "probs:fp16")),
+    doc="""Attention of one query token per sequence over a latent cache, as DeepSeek's MLA decodes.
+
+    query: (sequences, heads, head_dim), already multiplied into the latent space: 576 = 512 + 64 for rope in DeepSeek.
+    kv_cache: (pages, page_size, 1, head_dim), one latent row a token, which is the key of every head; its first
+    value_dim elements are the value. seq_lens: (sequences,) int32 keys to see; 0 (a padded row) gives zeros.
+    block_table: (sequences, max_pages) int32. scale: factor on the scores. Returns (sequences, heads, value_dim) in
+    query's dtype; scores and sums in fp32.
+    """,
+)
+
+
+def _flashmla(dtype: str, suffix: str) -> KernelSpec:
+    """A row of one dtype, for the weights of the keys are rounded to it. The release is for SM 90 alone."""
+    return KernelSpec(
+        name=f"flashmla/attention.mla_decode{suffix}",
+        op="attention.mla_decode",
+        backend="flashmla",
+        target="rapid_llm.kernels.backend.flashmla.mla_decode:attention_mla_decode",
+        available="rapid_llm.kernels.backend.flashmla:available",
+        devices=("cuda",),
+        dtypes=(dtype,),
+        capability=((90, 90),),
+        shape=Shape(
+            require=(
+                Dim("page_size", one_of=(64,)),
+                Dim("head_dim", one_of=(512, 576)),
+                Dim("value_dim", one_of=(512,)),
+            )
+        ),
+        layout=(
+            *("query:last_dim_contiguous", "query:aligned16", "kv_cache:last_dim_contiguous", "kv_cache:aligned16"),
+            *("seq_lens:contiguous", "block_table:last_dim_contiguous"),
+        ),
+        roundings=(f"probs:{dtype}",),
+    )
+
+
+register(
+    MLA_DECODE,
+    KernelSpec(
+        name="native/attention.mla_decode",
+        op="attention.mla_decode",
+        backend="native",
+        target="rapid_llm.kernels.ops.attention.attention_mla_decode:attention_mla_decode",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+    _flashmla("bf16", ""),
+    _flashmla("fp16", ".fp16"),
 )

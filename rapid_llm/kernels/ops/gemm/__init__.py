@@ -1,10 +1,12 @@
-"""Linear layers over dense and GGUF block-quantised weights."""
+"""Linear layers over dense, GGUF block-quantised and fp8 block-scaled weights."""
 
 from typing import Any
 
+from rapid_llm.kernels.ops.block_formats import FP8
 from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
+"""Dense, and the formats of GGUF, which the rows for CPUs take."""
 
 LINEAR = OpSpec(
     id="linear",
@@ -14,23 +16,27 @@ LINEAR = OpSpec(
         "tokens": "input.numel() // max(input.shape[-1], 1)",
         "in_features": "input.shape[-1]",
         "out_features": "weight.shape[0]",
+        "biased": "0 if bias is None else 1",
     },
     out=Out(shape="(*input.shape[:-1], weight.shape[0])", dtype="input.dtype"),
     dtypes=("fp32", "fp16", "bf16"),
-    schemes=SCHEMES,
+    schemes=(*SCHEMES, FP8),
     oracle="rapid_llm.verify.oracles:linear",
     cases="rapid_llm.verify.cases:linear",
     bound="rapid_llm.verify.bounds:linear",
     work="rapid_llm.verify.work:linear",
     numerics=Numerics(
-        accumulate="fp32", roundings=("input:bf16", "input:int16", "weight:bf16", "weight:fp16", "output:bf16")
+        accumulate="fp32",
+        roundings=("input:bf16", "input:int16", "input:fp8_block128", "weight:bf16", "weight:fp16", "output:bf16"),
     ),
     doc="""input @ weight.T + bias.
 
     input: (..., in_features). weight: (out_features, in_features) dense in input's dtype for scheme 'unquantized'; for
     'q8_0', 'q4_0', 'q4_1' (out_features, in_features / 32 * block bytes) uint8, GGUF blocks of 32 values (34, 18, 20
-    bytes). A quantised weight is dequantised in fp32 and rounded once to input's dtype. bias: (out_features,).
-    Sums in fp32; fp32 input never uses TF32. Returns (..., out_features) in input's dtype.
+    bytes); for 'fp8_block128' (out_features, bytes) uint8, in each row its in_features fp8 e4m3 codes, an fp32 scale
+    for each 128 of them, and zeros up to a multiple of 16 bytes, as `ops.gemm.fp8_block128:pack` makes them of a
+    checkpoint's codes and block scales. A quantised weight is dequantised in fp32 and rounded once to input's dtype.
+    bias: (out_features,). Sums in fp32; fp32 input never uses TF32. Returns (..., out_features) in input's dtype.
     """,
 )
 
@@ -46,7 +52,7 @@ register(
             schemes=(scheme,),
             priority=0,
         )
-        for scheme in SCHEMES
+        for scheme in (*SCHEMES, FP8)
     ),
 )
 
@@ -146,6 +152,29 @@ register(
         *("fp16", f"{_TORCH}:linear_fp16", f"{_TORCH}:available_fp16", 5, _FEW, SCHEMES),
         prepack=f"{_TORCH}:pack_fp16",
         roundings=("weight:fp16",),
+    ),
+)
+
+register(
+    KernelSpec(
+        name="deepgemm/linear",
+        op="linear",
+        backend="deepgemm",
+        target="rapid_llm.kernels.backend.deepgemm.linear:linear",
+        available="rapid_llm.kernels.backend.deepgemm:available",
+        devices=("cuda",),
+        dtypes=("bf16",),
+        # On SM 100 the library rounds the blocks' scales to powers of two.
+        capability=((90, 90),),
+        shape=Shape(
+            require=(Dim("in_features", multiple_of=128), Dim("out_features", multiple_of=64), Dim("biased", max=0))
+        ),
+        layout=("input:last_dim_contiguous",),
+        schemes=(FP8,),
+        roundings=("input:fp8_block128",),
+        prepack="rapid_llm.kernels.backend.deepgemm.weight:pack",
+        # A number of tokens that it has not met may make it compile, also while a graph is captured.
+        graph_safe=False,
     ),
 )
 

@@ -1,4 +1,4 @@
-"""GGUF blocks to dense fp32 in plain PyTorch, on any device: the floor under every quantised row."""
+"""Quantised weights to dense fp32 in plain PyTorch, on any device: the floor under every quantised row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
+from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES, FP8, row_elements
+from rapid_llm.kernels.ops.gemm import fp8_block128
 
 PIECE = 2**19
 """Weights dequantised at a time: 2 MiB of fp32, so that the five passes over a piece stay in the cache."""
@@ -18,6 +19,8 @@ def dequantise(weight: Tensor, scheme: str) -> Tensor:
 
     d * q is exact in fp32 (11 + 8 bits), so each weight is rounded once at most. Formats: `block_formats`.
     """
+    if scheme == FP8:
+        return fp8_block128.dequantise(weight)
     blocks = weight.reshape(-1, BLOCK_BYTES[scheme])
     if scheme == "q8_0":
         values = _codes(blocks[:, 2:], torch.int8).float().mul_(_halves(blocks, 0))
@@ -34,7 +37,7 @@ def dequantise(weight: Tensor, scheme: str) -> Tensor:
 
 def pieces(weight: Tensor, scheme: str) -> Iterator[tuple[int, Tensor]]:
     """(first row, fp32 rows) of a weight in order, up to `PIECE` weights or one row at a time: scratch is bounded."""
-    features = weight.shape[1] // BLOCK_BYTES[scheme] * BLOCK
+    features = row_elements(weight.shape[1], scheme)
     count = max(1, PIECE // max(features, 1))
     for first in range(0, weight.shape[0], count):
         yield first, dequantise(weight[first : first + count], scheme)

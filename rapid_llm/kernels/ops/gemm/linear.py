@@ -1,5 +1,5 @@
-"""Native `linear`: input @ weight.T + bias for dense and GGUF block-quantised weights. Here: the door, PyTorch's path
-for the CPU, and Triton for dense weights; `linear_quantised` has Triton for blocks."""
+"""Native `linear`: input @ weight.T + bias for dense and block-quantised weights. Here: the door, PyTorch's path for
+the CPU, and Triton for dense weights; `linear_quantised` has Triton for GGUF blocks, `linear_fp8` for fp8."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_tensor, check_written, walk_rows
-from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES, row_bytes
-from rapid_llm.kernels.ops.gemm import linear_quantised
+from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES, FP8, row_bytes
+from rapid_llm.kernels.ops.gemm import linear_fp8, linear_quantised
 from rapid_llm.kernels.ops.gemm.dequantise import pieces
 from rapid_llm.kernels.ops.gemm.precision import exact_linear
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles
@@ -57,8 +57,8 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> i
     if scheme == DENSE:
         check_kind("linear", "weight", weight, input)
         wanted = features
-    elif scheme not in BLOCK_BYTES:
-        raise ArgumentError(f"linear: unknown scheme {scheme!r}; known: {', '.join((DENSE, *BLOCK_BYTES))}")
+    elif scheme not in BLOCK_BYTES and scheme != FP8:
+        raise ArgumentError(f"linear: unknown scheme {scheme!r}; known: {', '.join((DENSE, *BLOCK_BYTES, FP8))}")
     else:
         if weight.dtype is not torch.uint8 or weight.device != input.device:
             raise ArgumentError(
@@ -164,6 +164,8 @@ def _tile_kernel(
 def _launch(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scheme: str) -> None:
     if scheme == DENSE:
         _launch_dense(input, weight, bias, out)
+    elif scheme == FP8:
+        linear_fp8.launch_fp8(input, weight, bias, out)
     else:
         linear_quantised.launch_blocks(input, weight, bias, out, scheme, _launch_dense)
 
