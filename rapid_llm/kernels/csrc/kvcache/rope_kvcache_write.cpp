@@ -4,12 +4,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
 
-#include "overlap.h"
+#include "../include/rapid_llm/tensor.h"
 
 namespace {
-
-using rapid_llm::Pieces;
 
 // Strides in elements; the last dimension is dense. Filled by the wrapper, field by field, as 64-bit integers.
 struct Call {
@@ -36,23 +35,36 @@ inline void rotate(float* x, const float* cosine, std::int64_t half, std::int64_
   }
 }
 
-// What is wrong with the call, as the wrapper numbers it, or 0.
-int fault(const Call& c) {
-  const std::int64_t query[3] = {c.tokens, c.query_heads, c.dim}, heads[3] = {c.tokens, c.heads, c.dim};
-  const std::int64_t cache[4] = {c.pages, c.page_size, c.heads, c.dim};
-  if (!rapid_llm::distinct_elements(3, query, c.query_strides)) return 1;
-  if (!rapid_llm::distinct_elements(3, heads, c.key_strides)) return 2;
-  if (!rapid_llm::distinct_elements(4, cache, c.k_cache_strides)) return 3;
-  if (!rapid_llm::distinct_elements(4, cache, c.v_cache_strides)) return 4;
-  const Pieces q(c.query, 3, query, c.query_strides, 4), k(c.key, 3, heads, c.key_strides, 4);
-  const Pieces v(c.value, 3, heads, c.value_strides, 4);
-  const Pieces keys(c.k_cache, 4, cache, c.k_cache_strides, 4), values(c.v_cache, 4, cache, c.v_cache_strides, 4);
-  if (overlap(q, k)) return 5;
-  if (overlap(q, v)) return 6;
-  if (overlap(k, v)) return 7;
-  if (overlap(keys, values)) return 8;
-  return 0;
+rapid_llm::Tensor view(const float* data, int dim, const std::int64_t* sizes, const std::int64_t* strides) {
+  rapid_llm::Tensor tensor;
+  tensor.data = const_cast<float*>(data);
+  tensor.dtype = rapid_llm::DType::float32;
+  tensor.dim = dim;
+  tensor.sizes = sizes;
+  tensor.strides = strides;
+  return tensor;
 }
+
+void check_memory(const Call& c) {
+  using namespace rapid_llm;
+  constexpr const char* op = "rope_kvcache_write";
+  const std::int64_t query_sizes[3] = {c.tokens, c.query_heads, c.dim}, sizes[3] = {c.tokens, c.heads, c.dim};
+  const std::int64_t cache_sizes[4] = {c.pages, c.page_size, c.heads, c.dim};
+  const Tensor query = view(c.query, 3, query_sizes, c.query_strides), key = view(c.key, 3, sizes, c.key_strides);
+  const Tensor value = view(c.value, 3, sizes, c.value_strides);
+  const Tensor k_cache = view(c.k_cache, 4, cache_sizes, c.k_cache_strides);
+  const Tensor v_cache = view(c.v_cache, 4, cache_sizes, c.v_cache_strides);
+  check_written(op, "query", query);
+  check_written(op, "key", key);
+  check_written(op, "k_cache", k_cache);
+  check_written(op, "v_cache", v_cache);
+  check_disjoint(op, "query", query, "key", key);
+  check_disjoint(op, "query", query, "value", value);
+  check_disjoint(op, "key", key, "value", value);
+  check_disjoint(op, "k_cache", k_cache, "v_cache", v_cache);
+}
+
+thread_local std::string fault;
 
 void one_token(const Call& c, std::int64_t t) {
   const std::int64_t half = c.rotary / 2, pair = c.interleaved ? 1 : half, step = c.interleaved ? 2 : 1;
@@ -74,14 +86,22 @@ void one_token(const Call& c, std::int64_t t) {
 
 }  // namespace
 
-// 0, or why nothing was written: a fault's number; 16 + 2 t for token t's position, 17 + 2 t for its slot.
+// What was wrong with this thread's last call that returned 1.
+extern "C" const char* rope_kvcache_write_fault() { return fault.c_str(); }
+
+// 0; or nothing was written: 1 for memory that overlaps, 2 + 2 t for token t's position, 3 + 2 t for its slot.
 extern "C" std::int64_t rope_kvcache_write(const void* packed) {
   Call c;
   std::memcpy(&c, packed, sizeof c);
-  if (const int found = fault(c)) return found;
+  try {
+    check_memory(c);
+  } catch (const std::exception& error) {
+    fault = error.what();
+    return 1;
+  }
   for (std::int64_t t = 0; t < c.tokens; ++t) {
-    if (c.positions[t] < 0 || c.positions[t] >= c.rows) return 16 + 2 * t;
-    if (c.slots[t] >= c.pages * c.page_size) return 17 + 2 * t;
+    if (c.positions[t] < 0 || c.positions[t] >= c.rows) return 2 + 2 * t;
+    if (c.slots[t] >= c.pages * c.page_size) return 3 + 2 * t;
   }
 #pragma omp parallel for num_threads(c.threads) if (c.threads > 1 && c.tokens > 8) schedule(static)
   for (std::int64_t t = 0; t < c.tokens; ++t) one_token(c, t);

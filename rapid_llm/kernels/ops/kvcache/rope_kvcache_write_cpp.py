@@ -16,17 +16,10 @@ from rapid_llm.kernels.registry import ArgumentError
 
 _library: Final = load_cpp("rope_kvcache_write", "kvcache/rope_kvcache_write.cpp")
 _call: Final = function(_library, "rope_kvcache_write", "p", ctypes.c_int64)
+_fault: Final = function(_library, "rope_kvcache_write_fault", "", ctypes.c_char_p)
 
 _pack: Final = struct.Struct("=35q").pack
 """One block of integers: to convert 35 arguments one by one would take ctypes longer than the call takes."""
-
-_FAULTS: Final = {
-    **{n: f"elements of {name} share memory" for n, name in enumerate(("query", "key", "k_cache", "v_cache"), 1)},
-    5: "query overlaps key",
-    6: "query overlaps value",
-    7: "key overlaps value",
-    8: "k_cache overlaps v_cache",
-}
 
 
 def rope_kvcache_write(
@@ -71,9 +64,9 @@ def rope_kvcache_write(
 
 
 def _raise(wrong: int, positions: Tensor, slots: Tensor, rows: int, cache: tuple[int, int]) -> None:
-    if wrong in _FAULTS:
-        raise ArgumentError(f"{OP}: {_FAULTS[wrong]}; pass separate tensors that are not expanded")
-    token, of_slot = divmod(wrong - 16, 2)
+    if wrong == 1:
+        raise ArgumentError(_fault().decode())
+    token, of_slot = divmod(wrong - 2, 2)
     if of_slot:
         raise IndexError(f"{OP}: slot {int(slots[token])} of token {token} is beyond {cache[0]} pages of {cache[1]}")
     raise IndexError(f"{OP}: position {int(positions[token])} of token {token} is not in [0, {rows})")
