@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from rapid_llm.kernels import cpp, explain
-from rapid_llm.kernels.registry import probes
+from rapid_llm.kernels.build import counters
+from rapid_llm.kernels.build.toolchain import host_command
+from rapid_llm.kernels.registry import dispatcher, probes
 
 pytestmark = pytest.mark.skipif(cpp.available() is not True, reason=f"C++ kernels: {cpp.available()}")
 ROOT = Path(cpp.__file__).parents[2]
@@ -37,33 +39,37 @@ def answer() -> int:
     return int(cpp.function(cpp.load_cpp("answer", "answer.cpp"), "answer", "", ctypes.c_int)())
 
 
-def libraries(tmp_path: Path) -> list[str]:
-    return sorted(p.name for p in (tmp_path / "cache" / "cpp").iterdir())
+def libraries(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "builds" / "cpp").glob("answer-*/answer.so"))
 
 
-def test_a_kernel_is_built_once_and_again_when_its_header_changes(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builds = []
-    real = cpp._build
-    monkeypatch.setattr(cpp, "_build", lambda *a: builds.append(a[0]) or real(*a))
+def test_a_kernel_is_built_once_and_again_when_its_header_changes(source: Path, tmp_path: Path) -> None:
+    """P11, P30: a kernel compiled at each start, or one that keeps what an edited header used to say."""
+    before = counters.compiles
     assert [answer(), answer()] == [42, 42]
-    assert builds == ["answer"]
+    assert counters.compiles == before + 1
     (tmp_path / "include" / "answer.h").write_text("#pragma once\n#define ANSWER 43\n")
     assert answer() == 43
-    assert len(builds) == 2
+    assert counters.compiles == before + 2
     assert len(libraries(tmp_path)) == 2
+
+
+def test_a_loaded_kernel_needs_no_second_look(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a library that is looked up again by each row that uses it."""
+    library = cpp.load_cpp("answer", "answer.cpp")
+    monkeypatch.setattr(cpp, "build", None)
+    assert cpp.load_cpp("answer", "answer.cpp") is library
 
 
 @pytest.mark.parametrize("cut", [0, 100, 8000])
 def test_nothing_half_built_is_ever_taken(source: Path, tmp_path: Path, cut: int) -> None:
     """A library cut short, by a full disk say, is built again; a killed builder leaves nothing to wait for."""
     assert answer() == 42
-    (kept,) = (tmp_path / "cache" / "cpp").glob("answer-*/answer.so")
+    (kept,) = libraries(tmp_path)
     whole = kept.read_bytes()
     kept.unlink()  # a new file in its place: the old one is mapped into this process
     kept.write_bytes(whole[:cut])
-    (tmp_path / "cache" / "cpp" / ".answer-killed").mkdir()
+    (tmp_path / "cache" / "builds" / "staging" / "cpp-answer-killed.x").mkdir()
     assert answer() == 42
 
 
@@ -84,7 +90,7 @@ def test_an_unwritable_cache_is_replaced_by_a_directory_of_ones_own(
     monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "file" / "below"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert answer() == 42
-    assert list(tmp_path.glob(f"rapid_llm-{os.getuid()}/cpp/answer-*/answer.so"))
+    assert list(tmp_path.glob(f"rapid_llm-{os.getuid()}/builds/cpp/answer-*/answer.so"))
 
 
 def test_processes_may_build_at_once(source: Path, tmp_path: Path) -> None:
@@ -100,22 +106,50 @@ def test_processes_may_build_at_once(source: Path, tmp_path: Path) -> None:
     assert len(libraries(tmp_path)) == 1
 
 
+def forget() -> None:
+    """As in a new process: neither a probe's answer nor a decision made with it is known."""
+    probes.forget()
+    dispatcher.forget(None)
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
-    [({"RAPID_LLM_JIT": "off"}, "RAPID_LLM_JIT=off"), ({"PATH": "/nowhere", "CXX": ""}, "no C++ compiler")],
+    [
+        ({"RAPID_LLM_JIT": "off"}, "RAPID_LLM_JIT=off"),
+        ({"PATH": "/nowhere", "CXX": ""}, "no C++ compiler"),
+        ({"CXX": "no-such-compiler"}, "CXX=no-such-compiler names no program"),
+    ],
 )
 def test_without_a_compiler_the_rows_are_out_and_say_why(
     variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    probes.forget()
+    forget()
     found = explain("rmsnorm", device="cpu", dtype="fp32").json()
     monkeypatch.undo()
-    probes.forget()
+    forget()
     rows = {r["name"]: r for r in found["rows"]}  # type: ignore[attr-defined,index]
     assert found["selected"] == "native/rmsnorm"
     assert expected in rows["cpp/rmsnorm"]["reasons"][0]["text"]
+
+
+def test_cxx_may_be_a_command_of_several_words(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches `CXX="ccache g++"` looked for as one file, and a launcher that is left out."""
+    (command,), _ = host_command()
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/launched\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{launcher} {command}")
+    assert answer() == 42
+    assert command in (tmp_path / "launched").read_text().split()
+
+
+def test_a_cxx_that_names_nothing_is_not_passed_over(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a build with another compiler than the one that was named."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(cpp.BuildError, match="CXX=no-such-compiler names no program"):
+        answer()
 
 
 def test_a_row_that_does_not_build_is_out_with_a_warning_and_the_next_one_answers(tmp_path: Path) -> None:
@@ -125,7 +159,7 @@ def test_a_row_that_does_not_build_is_out_with_a_warning_and_the_next_one_answer
         logging.basicConfig()
         from rapid_llm.kernels import cpp, rmsnorm, explain
         def broken(*a): raise cpp.BuildError("cpp/norms does not compile: it is Monday")
-        cpp._build = broken
+        cpp.build = broken
         x, w = torch.ones(2, 8), torch.ones(8)
         for _ in range(3): rmsnorm(x, w)
         print(explain("rmsnorm", x, w).selected)
