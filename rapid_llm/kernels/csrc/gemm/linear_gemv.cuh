@@ -99,6 +99,7 @@ __device__ __forceinline__ void mma<half_t>(float (&sum)[4], u32 a0, u32 a2, u32
 template <class T, int WARPS, int TILES, int PIECES, int DEPTH, bool WHOLE, Cache CACHE>
 struct GemvWarp {
   static constexpr int CHUNK = 32 * PIECES;
+  static constexpr int warps = WARPS, tiles = TILES, depth = DEPTH, first_bytes = WARPS * DEPTH * CHUNK * 2;
 
   const unsigned short* weight[TILES];
   const unsigned short* input;
@@ -147,6 +148,18 @@ struct GemvWarp {
     }
   }
 
+  // The block's first lanes bring `ahead` bytes of each of its rows into L2, after those that are loaded early.
+  __device__ __forceinline__ void prefetch(const GemvArguments& a, i64 first) const {
+#if __CUDA_ARCH__ >= 900
+    const int skip = a.early ? first_bytes : 0, bytes = min(a.ahead, a.features * 2 - skip) & ~15;
+    const i64 row = first + threadIdx.x;
+    if (WHOLE && threadIdx.x < TILES * GEMV_OUTPUTS && row < a.outputs && bytes > 0) {
+      const char* from = static_cast<const char*>(a.weight) + row * a.weight_stride * 2 + skip;
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+    }
+#endif
+  }
+
   // The input is read by every block: it stays in L1.
   __device__ __forceinline__ void load_inputs(int at, int chunk) {
 #pragma unroll
@@ -173,99 +186,111 @@ struct GemvWarp {
     }
   }
 
-  __device__ __forceinline__ void run() {
-    const int warp = threadIdx.x / 32;
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[tile][0][i] = sums[tile][1][i] = 0.0f;
     }
-    for (int chunk = warp; chunk < chunks; chunk += WARPS * DEPTH) {
-#pragma unroll
-      for (int at = 0; at < DEPTH; ++at) {
-        // This branch also keeps the compiler from gathering every multiplication before the first new load.
-        if (chunk + at * WARPS >= chunks) return;
-        multiply(at);
-        load_weights(at, chunk + (at + DEPTH) * WARPS);
-        load_inputs(at, chunk + (at + DEPTH) * WARPS);
-      }
-    }
   }
+
+  // The thread's `i`-th output of the tile.
+  __device__ __forceinline__ float sum(int tile, int i) const { return sums[tile][0][i] + sums[tile][1][i]; }
 };
 
-// The first lanes bring `ahead` bytes of each of the block's rows of weights into L2, after the `skip` that are loaded.
-template <int ROWS>
-__device__ __forceinline__ void prefetch_rows(const GemvArguments& a, i64 first, int skip) {
-#if __CUDA_ARCH__ >= 900
-  const i64 row = first + threadIdx.x;
-  const int bytes = min(a.ahead, a.features * 2 - skip) & ~15;
-  if (threadIdx.x < ROWS && row < a.outputs && bytes > 0) {
-    const char* from = static_cast<const char*>(a.weight) + row * a.weight_stride * 2 + skip;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-  }
-#endif
+// Sums of a block lie in shared memory as [warp][row of input][output], rows this far apart: a warp meets all banks.
+template <int OUTPUTS>
+constexpr int GEMV_PITCH = OUTPUTS % 32 == 8 ? OUTPUTS : OUTPUTS + 8;
+
+// Of an mma's result a thread has two neighbours in one row.
+template <int OUTPUTS>
+__device__ __forceinline__ void put_sums(float* partial, int tile, float first, float second) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * GEMV_ROWS + lane / 4;
+  const Vec<float, 2> pair{{first, second}};
+  const int at = row * GEMV_PITCH<OUTPUTS> + tile * GEMV_OUTPUTS + lane % 4 * 2;
+  *reinterpret_cast<Vec<float, 2>*>(partial + at) = pair;
 }
 
-// A block takes TILES * 8 outputs at a time, every gridDim.x-th of them. WHOLE: features is a multiple of 8 and every
-// row of weight and input begins at a multiple of 16 bytes.
-template <class T, int WARPS, int TILES, int PIECES, int DEPTH, bool WHOLE, Cache CACHE>
-__global__ void __launch_bounds__(WARPS * 32) linear_gemv_kernel(const __grid_constant__ GemvArguments a) {
-  constexpr int OUTPUTS = TILES * GEMV_OUTPUTS;
-  constexpr int PITCH = OUTPUTS % 32 == 8 ? OUTPUTS : OUTPUTS + 8;  // a warp's sums meet all banks
-  __shared__ __align__(16) float partial[WARPS][GEMV_ROWS][PITCH];
-  GemvWarp<T, WARPS, TILES, PIECES, DEPTH, WHOLE, CACHE> my(a);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  i64 first = static_cast<i64>(blockIdx.x) * OUTPUTS;
+// Adds up the warps' sums in their order, adds the bias and rounds once.
+template <class T, int WARPS, int OUTPUTS>
+__device__ __forceinline__ void store_sums(const GemvArguments& a, const float* partial, i64 first) {
+  constexpr int PITCH = GEMV_PITCH<OUTPUTS>;
+  for (int at = threadIdx.x; at < a.rows * OUTPUTS; at += WARPS * 32) {
+    const int row = at / OUTPUTS, column = at % OUTPUTS;
+    const i64 output = first + column;
+    if (output >= a.outputs) continue;
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += partial[(w * GEMV_ROWS + row) * PITCH + column];
+    if (a.bias != nullptr) sum += to_float(static_cast<const T*>(a.bias)[output * a.bias_stride]);
+    static_cast<T*>(a.out)[a.out_at[row] + output * a.out_stride] = from_float<T>(sum);
+  }
+}
 
+// A warp's chunks in turn: as soon as one is used, the one DEPTH further on is asked for in its registers.
+template <class Warp>
+__device__ __forceinline__ void multiply_all(Warp& my, int warp) {
+  for (int chunk = warp; chunk < my.chunks; chunk += Warp::warps * Warp::depth) {
+#pragma unroll
+    for (int at = 0; at < Warp::depth; ++at) {
+      // This branch also keeps the compiler from gathering every multiplication before the first new load.
+      if (chunk + at * Warp::warps >= my.chunks) return;
+      my.multiply(at);
+      my.load_weights(at, chunk + (at + Warp::depth) * Warp::warps);
+      my.load_inputs(at, chunk + (at + Warp::depth) * Warp::warps);
+    }
+  }
+}
+
+// A block takes TILES * 8 outputs at a time, every gridDim.x-th of them; `my` is a warp's share of each.
+template <class T, class Warp>
+__device__ __forceinline__ void gemv(const GemvArguments& a, Warp& my, float* partial) {
+  constexpr int WARPS = Warp::warps, DEPTH = Warp::depth, OUTPUTS = Warp::tiles * GEMV_OUTPUTS;
+  const int warp = threadIdx.x / 32;
+  const auto load_weights = [&] {
+#pragma unroll
+    for (int at = 0; at < DEPTH; ++at) my.load_weights(at, warp + at * WARPS);
+  };
+  const auto load_inputs = [&] {
+#pragma unroll
+    for (int at = 0; at < DEPTH; ++at) my.load_inputs(at, warp + at * WARPS);
+  };
+  i64 first = static_cast<i64>(blockIdx.x) * OUTPUTS;
   allow_next();
   my.point(a, first);
-  if (a.early) {
-#pragma unroll
-    for (int at = 0; at < DEPTH; ++at) my.load_weights(at, warp + at * WARPS);
-  }
-  if constexpr (WHOLE) prefetch_rows<OUTPUTS>(a, first, a.early ? WARPS * DEPTH * PIECES * 64 : 0);
+  if (a.early) load_weights();
+  my.prefetch(a, first);
   // Every block waits, so that this kernel's end implies the previous one's, and before it writes: out may be in use.
   wait_for_previous();
-  if (!a.early) {
-#pragma unroll
-    for (int at = 0; at < DEPTH; ++at) my.load_weights(at, warp + at * WARPS);
-  }
-#pragma unroll
-  for (int at = 0; at < DEPTH; ++at) my.load_inputs(at, warp + at * WARPS);
-
+  if (!a.early) load_weights();
+  load_inputs();
   while (true) {
-    my.run();
+    my.clear();
+    multiply_all(my, warp);
     const i64 next = first + static_cast<i64>(gridDim.x) * OUTPUTS;
     if (next < a.outputs) {  // the next weights are on their way while this block's warps meet
       my.point(a, next);
-#pragma unroll
-      for (int at = 0; at < DEPTH; ++at) {
-        my.load_weights(at, warp + at * WARPS);
-        my.load_inputs(at, warp + at * WARPS);
-      }
+      load_weights();
+      load_inputs();
     }
     if (my.has_input) {
 #pragma unroll
-      for (int tile = 0; tile < TILES; ++tile) {  // of an mma's result a thread has two neighbours in one row
-        const Vec<float, 2> pair{{my.sums[tile][0][0] + my.sums[tile][1][0], my.sums[tile][0][1] + my.sums[tile][1][1]}};
-        reinterpret_cast<Vec<float, 2>&>(partial[warp][lane / 4][tile * GEMV_OUTPUTS + lane % 4 * 2]) = pair;
-      }
+      for (int tile = 0; tile < Warp::tiles; ++tile) put_sums<OUTPUTS>(partial, tile, my.sum(tile, 0), my.sum(tile, 1));
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < a.rows * OUTPUTS; at += WARPS * 32) {
-      const int row = at / OUTPUTS, column = at % OUTPUTS;
-      const i64 output = first + column;
-      if (output >= a.outputs) continue;
-      float sum = 0.0f;
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) sum += partial[w][row][column];
-      if (a.bias != nullptr) sum += to_float(static_cast<const T*>(a.bias)[output * a.bias_stride]);
-      static_cast<T*>(a.out)[a.out_at[row] + output * a.out_stride] = from_float<T>(sum);
-    }
+    store_sums<T, WARPS, OUTPUTS>(a, partial, first);
     if (next >= a.outputs) break;
     first = next;
     __syncthreads();
   }
+}
+
+// WHOLE: features is a multiple of 8 and every row of weight and input begins at a multiple of 16 bytes.
+template <class T, int WARPS, int TILES, int PIECES, int DEPTH, bool WHOLE, Cache CACHE>
+__global__ void __launch_bounds__(WARPS * 32) linear_gemv_kernel(const __grid_constant__ GemvArguments a) {
+  __shared__ __align__(16) float partial[WARPS * GEMV_ROWS * GEMV_PITCH<TILES * GEMV_OUTPUTS>];
+  GemvWarp<T, WARPS, TILES, PIECES, DEPTH, WHOLE, CACHE> my(a);
+  gemv<T>(a, my, partial);
 }
 
 #endif  // __CUDACC__
