@@ -71,15 +71,19 @@ class Slot:
     settings: tuple[Any, ...] = ()
     seen: tuple[tuple[weakref.ref[Tensor], int], ...] = ()
 
+    @property
+    def lock(self) -> threading.Lock:
+        """Hold it around `plan` and the launch."""
+        return self.workspace.lock
+
     def plan(
         self,
         settings: tuple[Any, ...],
         metadata: tuple[Tensor, ...],
         make: Callable[[], Batch],
-        plan: Callable[..., Any],
+        plan: Callable[[Any, Batch], None],
     ) -> Batch:
-        """The batch of `metadata`; `make` reads it and `plan(wrapper, batch)` runs only if something changed. Call with
-        `lock` held until the kernel is launched."""
+        """The batch of `metadata`; `make` reads it and `plan(wrapper, batch)` runs only if something changed."""
         if self.batch is not None and self.settings == settings and self._unchanged(metadata):
             return self.batch
         self.batch = None  # should planning fail, nothing of the old plan may serve

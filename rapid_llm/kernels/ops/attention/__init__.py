@@ -9,6 +9,9 @@ _DIMS = {
     "page_size": "k_cache.shape[1]",
 }
 
+_NUMERICS = Numerics(accumulate="fp32", roundings=("probs:bf16", "probs:fp16", "partials:bf16", "partials:fp16"))
+"""probs: the weights of the keys, before they multiply the values. partials: the results of parts of a sequence."""
+
 PREFILL = OpSpec(
     id="attention.prefill",
     schema=(
@@ -25,6 +28,7 @@ PREFILL = OpSpec(
     cases="rapid_llm.verify.cases:attention_prefill",
     bound="rapid_llm.verify.bounds:attention_prefill",
     work="rapid_llm.verify.work:attention_prefill",
+    numerics=_NUMERICS,
     doc="""Causal attention of ragged query chunks over the paged cache, which already holds the chunks' own keys.
 
     query: (tokens, query_heads, head_dim), the chunks of all sequences back to back. k_cache, v_cache: (pages,
@@ -50,6 +54,7 @@ DECODE = OpSpec(
     cases="rapid_llm.verify.cases:attention_decode",
     bound="rapid_llm.verify.bounds:attention_decode",
     work="rapid_llm.verify.work:attention_decode",
+    numerics=_NUMERICS,
     doc="""Attention of one query token per sequence over its paged cache.
 
     query: (sequences, query_heads, head_dim). k_cache, v_cache: (pages, page_size, kv_heads, head_dim), GQA as in
@@ -165,4 +170,35 @@ register(
     ),
     _flashmla("bf16", ""),
     _flashmla("fp16", ".fp16"),
+)
+
+
+def _flashinfer(op: str, function: str, dtype: str, suffix: str) -> KernelSpec:
+    """A row of one dtype, to which weights and partial results are rounded; it plans each step on the host."""
+    return KernelSpec(
+        name=f"flashinfer/{op}{suffix}",
+        op=op,
+        backend="flashinfer",
+        target=f"rapid_llm.kernels.backend.flashinfer.{function}:{function}",
+        available="rapid_llm.kernels.backend.flashinfer:available",
+        devices=("cuda",),
+        dtypes=(dtype,),
+        capability=((80, None),),
+        shape=Shape(require=(Dim("head_dim", one_of=(64, 128, 256)),)),
+        layout=tuple(
+            f"{tensor}:{tag}"
+            for tensor in ("query", "k_cache", "v_cache")
+            for tag in ("last_dim_contiguous", "aligned16")
+        ),
+        roundings=(f"probs:{dtype}", f"partials:{dtype}"),
+        graph_safe=False,
+    )
+
+
+register(
+    *(
+        _flashinfer(op, function, dtype, suffix)
+        for op, function in (("attention.decode", "attention_decode"), ("attention.prefill", "attention_prefill"))
+        for dtype, suffix in (("bf16", ""), ("fp16", ".fp16"))
+    )
 )
