@@ -49,18 +49,15 @@ __global__ void __launch_bounds__(128)
     return;
   }
   if (!kept) return;
-  item -= rotated;
-  const i64 page = slot / slots.page_size, row = slot % slots.page_size;
-  const int wide = dim / N, rest = (dim - 2 * half) / N;
-  if (item < kv_heads * wide) {
-    const int head = item / wide, at = item % wide * N;
-    *reinterpret_cast<V*>(v_cache.at(page, row, head) + at) = *reinterpret_cast<const V*>(value.at(token, head) + at);
-    return;
-  }
-  item -= kv_heads * wide;
-  if (item >= kv_heads * rest) return;
-  const int head = item / rest, at = 2 * half + item % rest * N;
-  *reinterpret_cast<V*>(k_cache.at(page, row, head) + at) = *reinterpret_cast<const V*>(key.at(token, head) + at);
+  item -= rotated;  // what moves unchanged
+  const bool of_value = item < kv_heads * (dim / N);
+  const int wide = of_value ? dim / N : (dim - 2 * half) / N;
+  if (!of_value) item -= kv_heads * (dim / N);
+  if (item >= kv_heads * wide) return;
+  const int head = item / wide, at = item % wide * N + (of_value ? 0 : 2 * half);
+  const T* from = (of_value ? value : key).at(token, head) + at;
+  T* to = (of_value ? v_cache : k_cache).at(slot / slots.page_size, slot % slots.page_size, head) + at;
+  *reinterpret_cast<V*>(to) = *reinterpret_cast<const V*>(from);
 }
 
 }  // namespace rapid_llm
