@@ -6,8 +6,10 @@
 namespace rapid_llm {
 
 __device__ __forceinline__ float silu_times(float gate, float up) {
-  // exp(-gate) is inf for gate below -88, and the quotient then 0; both intrinsics keep NaN.
-  return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+  // Not __fdividef, which is 0 for a divisor above 2^126 where a reciprocal is still a subnormal number.
+  float reciprocal;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.0f + __expf(-gate)));
+  return gate * reciprocal * up;
 }
 
 // Block b takes chunk b % chunks of row b / chunks, blockDim.x * V vectors of N; `half` is a multiple of N. Rows and
