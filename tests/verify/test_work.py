@@ -61,6 +61,16 @@ def test_cache_write_counts_kept_tokens() -> None:
     assert got == Work(2 * 3 * 16 * 2 + 32, 2 * 3 * 16 * 2, 0)
 
 
+def test_rope_and_cache_write_reads_a_rotated_key_once() -> None:
+    """Would go red if the write counted the key's rotated part again, which is at hand, or forgot the rest of it."""
+    query, key, cache = torch.zeros(4, 3, 8).half(), torch.zeros(4, 2, 8).half(), torch.zeros(3, 16, 2, 8).half()
+    index = torch.tensor([5, -1, 9, 3])
+    args = {"query": query, "key": key, "value": key, "k_cache": cache, "v_cache": cache}
+    got = work.rope_kvcache_write(**args, positions=index, cos_sin_cache=torch.zeros(20, 6), slot_mapping=index)
+    rotated, rest, value, cached = 4 * 5 * 6 * 2, 3 * 2 * 2 * 2, 3 * 2 * 8 * 2, 2 * 3 * 2 * 8 * 2
+    assert got == Work(rotated + rest + value + 4 * 6 * 4 + 2 * 32, rotated + cached, 3 * 4 * 5 * 6)
+
+
 @pytest.mark.parametrize("op", registry.ops(), ids=lambda op: op.id)
 def test_every_op_has_work_for_every_case(op: registry.OpSpec) -> None:
     """Would go red for an op whose work cannot be computed on one of its own cases, or is negative."""
