@@ -103,18 +103,20 @@ template <class T>
 struct Argument {
   T value;
   Argument(const char*, PyObject* object) {
+    bool failed;
     if constexpr (std::is_same_v<T, double>) {
       value = PyFloat_AsDouble(object);
+      failed = value == -1.0;
     } else if constexpr (std::is_same_v<T, int64_t>) {
       value = PyLong_AsLongLong(object);
+      failed = value == -1;
     } else {
       static_assert(std::is_same_v<T, bool>, "launchers take Tensor&, Tensor*, double, int64_t and bool");
       const int truth = PyObject_IsTrue(object);
       value = truth > 0;
-      if (truth < 0) throw PythonError{};
-      return;
+      failed = truth < 0;
     }
-    if (value == -1 && PyErr_Occurred()) throw PythonError{};
+    if (failed && PyErr_Occurred()) throw PythonError{};
   }
   T get() { return value; }
 };
