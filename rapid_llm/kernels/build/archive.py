@@ -107,7 +107,7 @@ def _unpack(file: Path, staging: Path) -> list[tuple[str, Path]]:
 def _parts(member: tarfile.TarInfo) -> tuple[str, str, str]:
     """The three parts of a member's name, or `ArchiveError`."""
     refused = f"{member.name!r} is refused:"
-    if not member.isreg():
+    if not member.isreg() or member.issparse():
         raise ArchiveError(f"{refused} only regular files are imported, no links, folders or devices")
     parts = member.name.split("/")
     if len(parts) != 3 or any(PLAIN.fullmatch(part) is None for part in parts):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from .arch import gencode
 from .errors import CompileFailed
 from .process import Done, run, spell
-from .progress import Progress
 from .remember import remembered
 from .unit import Unit
 
@@ -52,7 +51,7 @@ class GxxCompiler:
         """One command for compiling and linking."""
         linked = map(str, unit.link_inputs)
         command = [*self.command, *unit.flags, *_includes(unit), str(unit.source), "-o", str(output), *linked]
-        compile_with(command, unit, output, log, self.timeout_s)
+        compile_with(command, output, log, self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class NvccCompiler:
         kind = {".cubin": ["-cubin"], ".ptx": ["-ptx"], ".fatbin": ["-fatbin"], ".o": ["-c", "-Xcompiler", "-fPIC"]}
         form = kind.get(output.suffix, ["-shared", "-Xcompiler", "-fPIC"])
         command = [*self._start(unit), *form, *unit.flags, *_includes(unit), str(unit.source), "-o", str(output)]
-        compile_with([*command, *map(str, unit.link_inputs)], unit, output, log, self.timeout_s)
+        compile_with([*command, *map(str, unit.link_inputs)], output, log, self.timeout_s)
 
     def _start(self, unit: Unit) -> list[str]:
         if self.toolchain.nvcc is None:
@@ -122,12 +121,11 @@ def parse_rule(text: str) -> tuple[Path, ...]:
     return tuple(Path(re.sub(r"\\([ #\\])", r"\1", word).replace("$$", "$")) for word in words)
 
 
-def compile_with(command: Sequence[str], unit: Unit, output: Path, log: Path, timeout_s: float) -> None:
+def compile_with(command: Sequence[str], output: Path, log: Path, timeout_s: float) -> None:
     """Run a compile; its temporary files go beside its output, where they are swept with it."""
     scratch = output.parent / "scratch"
     scratch.mkdir(exist_ok=True)
-    with Progress(f"compiling {unit}") as progress:
-        done = run(command, timeout_s=timeout_s, env={"TMPDIR": str(scratch)}, tick=progress.tick)
+    done = run(command, timeout_s=timeout_s, env={"TMPDIR": str(scratch)})
     _write_log(log, command, done)
     if done.status != 0:
         raise CompileFailed(spell(command), done.out + done.err, done.status)

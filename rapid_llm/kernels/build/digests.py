@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rapid_llm import settings
 
@@ -45,24 +45,40 @@ def file_digest(path: Path) -> str:
         return known[1]
     digest = content_digest(path)
     _memo[name] = (stamp, digest)
-    _remember(name, stamp, digest)
+    remember(text_digest(name, length=24), {"stamp": stamp, "digest": digest})
     return digest
 
 
-def _file(name: str) -> Path:
-    return settings.cache_dir() / "builds" / "digests" / f"{text_digest(name, length=24)}.json"
+def user_root() -> Path | None:
+    """The user's own layer of the store; None for a user without a home."""
+    try:
+        return settings.cache_dir() / "builds"
+    except RuntimeError:  # of Path.home()
+        return None
+
+
+def recall(name: str) -> Any:
+    """The note of this name, or None; who reads it must expect any JSON."""
+    root = user_root()
+    try:
+        return json.loads((root / "digests" / f"{name}.json").read_bytes()) if root is not None else None
+    except (OSError, ValueError):  # absent or damaged: found out anew
+        return None
+
+
+def remember(name: str, value: Any) -> None:
+    """Keep a note that only saves time."""
+    root = user_root()
+    if root is not None:
+        write_quietly(root / "digests" / f"{name}.json", json.dumps(value))
 
 
 def _recall(name: str) -> tuple[list[int], str] | None:
     try:
-        kept = json.loads(_file(name).read_text())
+        kept = recall(text_digest(name, length=24))
         return [int(n) for n in kept["stamp"]], str(kept["digest"])
-    except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: the file is read
+    except (ValueError, KeyError, TypeError):  # absent or damaged: the file is read
         return None
-
-
-def _remember(name: str, stamp: list[int], digest: str) -> None:
-    write_quietly(_file(name), json.dumps({"stamp": stamp, "digest": digest}))
 
 
 def write_quietly(path: Path, text: str) -> None:

@@ -105,7 +105,7 @@ class _Job:
             store.open_layer(layer)
             lock = locks.KeyLock(layer.root / store.LOCKS / f"{self.stem}.lock", str(self.unit), self.lock_timeout_s)
             with lock:
-                found = _find(self.unit, self.base, self.check)
+                found = _find(self.unit, self.base, self.check, say=_log.warning)
                 if found is not None:
                     return found
                 self._share_failure(layer.root, asked)
@@ -229,8 +229,11 @@ def _current(unit: Unit, base: str) -> store.Record | None:
     return None
 
 
-def _find(unit: Unit, base: str, check: Check) -> Artifact | None:
-    """A ready artifact whose headers are unchanged, whose file is whole, and which passes the check."""
+def _find(unit: Unit, base: str, check: Check, say: Callable[..., None] = _log.debug) -> Artifact | None:
+    """A ready artifact whose headers are unchanged, whose file is whole, and which passes the check.
+
+    `say` is told of those that are of no use; a miss is looked for twice, and worth one warning.
+    """
     for layer in store.layers():
         for record in store.candidates(layer, unit, base):
             if not record.headers.hold(unit):
@@ -240,7 +243,7 @@ def _find(unit: Unit, base: str, check: Check) -> Artifact | None:
                 store.touch(record)
                 counters.count("hits")
                 return Artifact(record.file, record.key, record.seconds, True, layer.name)
-            _log.warning("%s: %s is not used (%s); building it again", unit, record.file, fault)
+            say("%s: %s is not used (%s); building it again", unit, record.file, fault)
     return None
 
 

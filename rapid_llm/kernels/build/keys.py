@@ -94,13 +94,16 @@ def _now(path: str) -> str:
         return file_digest(Path(path))
     except (FileNotFoundError, NotADirectoryError):
         return ABSENT
+    except OSError as error:  # differs from any digest, so the compiler gets to say what it thinks of it
+        return f"unreadable: {error}"
 
 
 def _name(path: str, unit: Unit) -> str:
-    for i, folder in enumerate(unit.include_dirs):
-        root = os.path.realpath(folder)
-        if _below(path, root):
-            return f"{i}:{os.path.relpath(path, root)}"
+    roots = [(os.path.realpath(folder), i) for i, folder in enumerate(unit.include_dirs)]
+    above = [(len(root), root, i) for root, i in roots if _below(path, root)]
+    if above:  # the innermost: of nested include directories it is the one that the include was found through
+        _, root, i = max(above)
+        return f"{i}:{os.path.relpath(path, root)}"
     return f"source:{os.path.relpath(path, os.path.dirname(os.path.realpath(unit.source)))}"
 
 
@@ -131,8 +134,10 @@ def _foreign(path: str, unit: Unit) -> bool:
 
 @cache
 def _system_roots() -> tuple[str, ...]:
-    """Folders whose headers change only with a version that is in the key."""
-    roots = ["/usr", "/lib", "/lib64", sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    """Folders whose headers change only with a version that is in the key. What is in none of them counts by content,
+    which is always right: /usr as a whole is not here, because people keep projects and packages below it."""
+    roots = ["/usr/include", "/usr/local/include", "/usr/lib/gcc", "/usr/lib/clang"]
+    roots += [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
     for package in ("torch", "nvidia"):
         found = importlib.machinery.PathFinder.find_spec(package)
         roots += list(found.submodule_search_locations or []) if found is not None else []

@@ -7,8 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import BuildTimeout, CompileFailed
@@ -33,7 +32,6 @@ def run(
     *,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
-    tick: Callable[[], None] | None = None,
 ) -> Done:
     """Run to the end; raises `BuildTimeout` past the limit and `CompileFailed` if it cannot start.
 
@@ -53,21 +51,15 @@ def run(
         )
     except OSError as error:
         raise CompileFailed(spell(command), f"{command[0]} does not start: {error}") from error
-    end = time.monotonic() + timeout_s
     try:
-        while True:
-            try:
-                out, err = process.communicate(timeout=max(0.0, min(0.5, end - time.monotonic())))
-                return Done(process.returncode, out, err)
-            except subprocess.TimeoutExpired:
-                if tick is not None:
-                    tick()
-                if time.monotonic() >= end:
-                    text = f"the compiler was still running after {timeout_s:g} s and was ended: {spell(command)}"
-                    raise BuildTimeout(text) from None
-    except BaseException:
+        out, err = process.communicate(timeout=timeout_s)
+    except BaseException as error:
         _end_group(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            text = f"the compiler was still running after {timeout_s:g} s and was ended: {spell(command)}"
+            raise BuildTimeout(text) from None
         raise
+    return Done(process.returncode, out, err)
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Final
 
 _log: Final = logging.getLogger("rapid_llm.kernels.build")
+
+
+_line: Final = threading.Lock()
 
 
 def tell(text: str) -> None:
@@ -21,30 +25,40 @@ def tell(text: str) -> None:
 
 
 class Progress:
-    """One line on the terminal with the time elapsed, rewritten each second and wiped at the end."""
+    """One line on the terminal with the time elapsed, rewritten each second and wiped at the end.
+
+    Of several at once, the first has the line; the others are in the log alone.
+    """
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.started = time.monotonic()
-        self._shown = -1
-        self._terminal = sys.stderr.isatty()
+        self._ended = threading.Event()
+        self._writer: threading.Thread | None = None
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def tick(self) -> None:
-        """Called often; writes at most once a second."""
-        if self._terminal and int(self.seconds) > self._shown:
-            self._shown = int(self.seconds)
-            print(f"\r{self.what} ... {self._shown} s", end="", file=sys.stderr, flush=True)
+    def _write(self) -> None:
+        while not self._ended.wait(1.0):
+            self._show()
+
+    def _show(self) -> None:
+        print(f"\r{self.what} ... {self.seconds:.0f} s", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Progress:
         _log.info("%s", self.what)
-        self.tick()
+        if sys.stderr.isatty() and _line.acquire(blocking=False):
+            self._show()
+            self._writer = threading.Thread(target=self._write, name="rapid-llm-progress", daemon=True)
+            self._writer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._terminal:
+        if self._writer is not None:
+            self._ended.set()
+            self._writer.join()
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _line.release()
         _log.info("%s: %s after %.1f s", self.what, "failed" if kind else "done", self.seconds)

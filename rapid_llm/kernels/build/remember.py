@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
-from rapid_llm import settings
-
-from .digests import text_digest, write_quietly
+from .digests import recall, remember, text_digest
 
 _memo: Final[dict[str, tuple[list[str], list[str]]]] = {}
 
@@ -27,24 +23,23 @@ def remembered(
     `behind(answer)` names further files that the answer depends on: the tool that a wrapper starts.
     """
     found = [os.path.realpath(path) for word in command if (path := shutil.which(word))]
-    name = text_digest(question, *command, *found, length=24)
-    file = settings.cache_dir() / "builds" / "digests" / f"{question}-{name}.json"
-    known = _memo.get(str(file)) or _recall(file)
+    name = f"{question}-{text_digest(question, *command, *found, length=24)}"
+    known = _memo.get(name) or _recall(name)
     if known is not None and known[0] == _stamps([*found, *behind(known[1])]):
-        _memo[str(file)] = known
+        _memo[name] = known
         return known[1]
     answer = ask()
     stamps = _stamps([*found, *behind(answer)])
-    _memo[str(file)] = (stamps, answer)
-    write_quietly(file, json.dumps({"stamps": stamps, "answer": answer}))
+    _memo[name] = (stamps, answer)
+    remember(name, {"stamps": stamps, "answer": answer})
     return answer
 
 
-def _recall(file: Path) -> tuple[list[str], list[str]] | None:
+def _recall(name: str) -> tuple[list[str], list[str]] | None:
     try:
-        kept = json.loads(file.read_text())
+        kept = recall(name)
         return [str(s) for s in kept["stamps"]], [str(a) for a in kept["answer"]]
-    except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: asked again
+    except (KeyError, TypeError):  # absent or damaged: asked again
         return None
 
 

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rapid_llm import settings
-
-from .digests import content_digest
+from .digests import content_digest, user_root
 from .keys import Headers
 from .unit import Unit
 
@@ -78,9 +76,10 @@ class Record:
 
 def layers() -> tuple[Layer, ...]:
     """The roots in the order in which they are asked."""
+    user = user_root()
     return (
         Layer("package", Path(__file__).parents[1] / "prebuilt", writable=False),
-        Layer("user", settings.cache_dir() / "builds", writable=True),
+        *([Layer("user", user, writable=True)] if user is not None else []),
         Layer("temporary", Path(tempfile.gettempdir()) / f"rapid_llm-{os.getuid()}" / "builds", writable=True),
     )
 
@@ -95,7 +94,7 @@ def open_layer(layer: Layer) -> None:
 
 def readable(layer: Layer) -> bool:
     """Whether what lies there may be loaded: a temporary directory of somebody else's may not."""
-    return layer.root.is_dir() and (layer.name != "temporary" or not _not_private(layer.root.parent))
+    return os.path.isdir(layer.root) and (layer.name != "temporary" or not _not_private(layer.root.parent))
 
 
 def _make_private(folder: Path) -> None:

@@ -201,13 +201,6 @@ def test_a_process_group_ends_as_a_whole(tmp_path: Path) -> None:
     os.set_inheritable(writer, True)
     # The child's child holds the pipe open until it is killed; the limit lets both start.
     code = f"import os, subprocess, sys; os.write({writer}, b's'); subprocess.run(['sleep', '1000'], close_fds=False)"
-    started: list[bytes] = []
-
-    def tick() -> None:
-        if not started:
-            started.append(os.read(reader, 1))
-            os.close(writer)
-
     original = subprocess.Popen
 
     def inheriting(*args: Any, **kwargs: Any) -> Any:
@@ -216,8 +209,9 @@ def test_a_process_group_ends_as_a_whole(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", inheriting)
         with pytest.raises(BuildTimeout):
-            run([sys.executable, "-S", "-c", code], timeout_s=0.6, tick=tick)
-    assert started == [b"s"]
+            run([sys.executable, "-S", "-c", code], timeout_s=0.6)
+    os.close(writer)
+    assert os.read(reader, 1) == b"s"  # it had started
     assert os.read(reader, 1) == b""  # end of file: nobody holds the other end
     os.close(reader)
 

@@ -44,6 +44,16 @@ def test_a_header_that_comes_to_shadow_another_counts(root: Path, gxx: StandIn) 
     assert "ONE 7" in make_artifact(root, gxx.compiler).path.read_text()
 
 
+def test_nested_include_directories_shadow_as_the_compiler_searches(root: Path, gxx: StandIn) -> None:
+    """P11: include/one.h found through csrc/include must not be listed as csrc's, in front of which others come."""
+    first = root.parent / "first"
+    nested = {"include_dirs": (first, root, root / "include")}
+    make_artifact(root, gxx.compiler, **nested)
+    first.mkdir()
+    (first / "one.h").write_text("#define ONE 8\n")
+    assert "ONE 8" in make_artifact(root, gxx.compiler, **nested).path.read_text()
+
+
 def test_an_unrelated_file_beside_the_source_does_not_count(root: Path, gxx: StandIn) -> None:
     """Catches a digest over the whole folder: every new kernel would rebuild all others."""
     make_artifact(root, gxx.compiler)

@@ -33,13 +33,16 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("cut", [0, 10, None], ids=["emptied", "cut short", "altered"])
-def test_a_damaged_artifact_is_built_again(root: Path, gxx: StandIn, cut: int | None) -> None:
+def test_a_damaged_artifact_is_built_again(
+    root: Path, gxx: StandIn, cut: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
     """P2: a library cut short by a full disk is mapped, and kills the process at its first missing page."""
     first = make_artifact(root, gxx.compiler)
     data = first.path.read_bytes()
     first.path.write_bytes(data[:cut] if cut is not None else data.replace(b"int a", b"int b"))
     second = make_artifact(root, gxx.compiler)
     assert (second.cached, second.path) == (False, first.path)
+    assert caplog.text.count("its content differs from what was built") == 1
     assert b"int a" in second.path.read_bytes()
 
 
@@ -118,6 +121,19 @@ def test_a_cache_without_write_permission(root: Path, gxx: StandIn, tmp_path: Pa
     cache.chmod(0o555)
     assert make_artifact(root, gxx.compiler).layer == "temporary"
     cache.chmod(0o755)
+
+
+def test_a_user_without_a_home(root: Path, gxx: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P22: a container's user without an entry in the password file; RuntimeError of Path.home()."""
+
+    def none() -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("RAPID_LLM_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    assert make_artifact(root, gxx.compiler).layer == "temporary"
+    assert make_artifact(root, gxx.compiler).cached
 
 
 @pytest.mark.parametrize("kind", ["link", "open", "file"])
