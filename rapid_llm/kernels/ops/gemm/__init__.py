@@ -179,29 +179,31 @@ register(
 )
 
 _JIT = "rapid_llm.kernels.ops.gemm.linear_jit"
+_TILED = "rapid_llm.kernels.ops.gemm.linear_tiled_jit"
 
 
-def _jit(name: str, function: str, prepack: str | None = None) -> KernelSpec:
-    """A row of csrc/gemm/linear_gemv.cu."""
+def _jit(name: str, module: str, function: str, scheme: str, layout: str, prepack: str | None = None) -> KernelSpec:
+    """A row of csrc/gemm/linear_gemv.cu or linear_tiled.cu; `layout` is asked of the input beside contiguous rows."""
     return KernelSpec(
         name=name,
         op="linear",
         backend="jit",
-        target=f"{_JIT}:{function}",
+        target=f"{module}:{function}",
         available="rapid_llm.kernels.jit:available",
         devices=("cuda",),
         dtypes=("bf16", "fp16"),
         capability=((80, None),),
         shape=Shape(require=(Dim("tokens", max=8), Dim("in_features", max=2**30 - 1))),
-        layout=("input:last_dim_contiguous", "weight:last_dim_contiguous"),
-        schemes=("unquantized",),
-        prepack=prepack,
-        prepare=f"{_JIT}:prepare",
+        layout=("input:last_dim_contiguous", layout),
+        schemes=(scheme,),
+        prepack=None if prepack is None else f"{module}:{prepack}",
+        prepare=f"{module}:prepare",
     )
 
 
 register(
-    _jit("jit/linear", "linear"),
+    _jit("jit/linear", _JIT, "linear", "unquantized", "weight:last_dim_contiguous"),
     # Reads weights while the previous kernel still runs, so it takes only those that nothing writes any more.
-    _jit("jit/linear.settled", "linear_settled", prepack=f"{_JIT}:settle"),
+    _jit("jit/linear.settled", _JIT, "linear_settled", "unquantized", "weight:last_dim_contiguous", "settle"),
+    *(_jit(f"jit/linear.{scheme}", _TILED, "linear", scheme, "input:aligned16", "pack") for scheme in SCHEMES[1:]),
 )
