@@ -37,7 +37,7 @@ TABLE: Final = (
         "RAPID_LLM_CACHE_DIR",
         "a directory",
         "$XDG_CACHE_HOME/rapid_llm, else ~/.cache/rapid_llm",
-        "Where models and remembered probe results are kept.",
+        "Where models, compiled kernels and remembered probe results are kept.",
     ),
     Setting(
         "RAPID_LLM_FORCE_BACKEND",

@@ -237,6 +237,24 @@ def test_gc_takes_left_overs_and_leaves_the_rest(
     assert len(listed(capsys)) == 2
 
 
+def test_gc_takes_old_notes_and_abandoned_imports(
+    made: list[Artifact], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches folders that no build's lock speaks for: a killed import's stays for ever, a running one's is taken."""
+    for name, age in (("import.old", 2 * 3600), ("import.new", 60)):
+        folder = cache / "staging" / name
+        folder.mkdir()
+        os.utime(folder, (time.time() - age,) * 2)
+    (cache / "logs" / "old.log").write_text("x")
+    os.utime(cache / "logs" / "old.log", (time.time() - 9 * 86400,) * 2)
+    assert call("cache", "gc", capsys=capsys).status == 0
+    assert [p.name for p in (cache / "staging").iterdir()] == ["import.new"]
+    assert [p.name for p in (cache / "logs").iterdir()] == ["old.log"]
+    assert call("cache", "gc", "--older-than", "8", capsys=capsys).status == 0
+    assert list((cache / "logs").iterdir()) == []
+    assert len(listed(capsys)) == 2
+
+
 def test_gc_takes_what_is_damaged(made: list[Artifact], capsys: pytest.CaptureFixture[str]) -> None:
     """Catches `verify` naming a cure that does nothing."""
     made[0].path.write_text("x")

@@ -187,6 +187,8 @@ def sweep(root: Path, stem: str) -> None:
 
 def discard(folder: Path, root: Path) -> None:
     """Take an artifact away by one rename, then delete it: no reader sees half of it. Raises OSError."""
-    away = Path(tempfile.mkdtemp(prefix="discarded.", dir=root / STAGING)) / "artifact"
-    os.rename(folder, away)
-    shutil.rmtree(away.parent, ignore_errors=True)
+    away = Path(tempfile.mkdtemp(prefix="removal.", dir=root / STAGING))
+    try:
+        os.rename(folder, away / "artifact")
+    finally:
+        shutil.rmtree(away, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -92,7 +93,7 @@ def gc(*, older_than_days: float | None = None, newest_only: bool = False, dry_r
             if reason:
                 removed.append(Removed("artifact", record.folder, _size(record.folder), reason))
                 if not dry_run:
-                    store.discard(record.folder, layer.root)
+                    _discard(record.folder, layer)
             else:
                 seen.add(place)
         if older_than_days is not None:
@@ -135,22 +136,23 @@ def _left_overs(layer: store.Layer, dry_run: bool) -> list[Removed]:
     for folder in sorted((layer.root / store.STAGING).iterdir()):
         stem = folder.name.rpartition(".")[0]
         lock = locks.KeyLock(layer.root / store.LOCKS / f"{stem}.lock", f"gc of {stem}", 0.0)
-        if stem == "discarded":
-            abandoned = time.time() - folder.stat().st_mtime > _CRUMB_S
-            if abandoned:
-                found.append(_remove(folder, "left-over", "left behind by a removal", dry_run))
-        elif lock.path.exists() and lock.try_now():
-            with_lock = _remove(folder, "left-over", "left behind by a killed build", dry_run)
-            lock.release()
-            found.append(with_lock)
-        elif not lock.path.exists() and time.time() - folder.stat().st_mtime > _CRUMB_S:
+        if not lock.path.exists():  # an import or a removal, which have no lock
+            if time.time() - folder.stat().st_mtime > _CRUMB_S:
+                found.append(_remove(folder, "left-over", f"left behind by a killed {stem}", dry_run))
+        elif lock.try_now():
             found.append(_remove(folder, "left-over", "left behind by a killed build", dry_run))
+            lock.release()
     for _, folder in _folders([layer]):
         if store.read(folder, layer.name) is None:
             found.append(Removed("artifact", folder, _size(folder), f"it has no {store.RECORD} that can be read"))
             if not dry_run:
-                store.discard(folder, layer.root)
+                _discard(folder, layer)
     return found
+
+
+def _discard(folder: Path, layer: store.Layer) -> None:
+    with contextlib.suppress(FileNotFoundError):  # a builder that found it damaged was quicker
+        store.discard(folder, layer.root)
 
 
 def _old_notes(layer: store.Layer, older_than_days: float, dry_run: bool) -> list[Removed]:
@@ -172,7 +174,7 @@ def _remove(path: Path, kind: str, reason: str, dry_run: bool) -> Removed:
     removed = Removed(kind, path, _size(path), reason)
     if not dry_run:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # a compiler that outlived its builder may still write there
         else:
             path.unlink()
     return removed
