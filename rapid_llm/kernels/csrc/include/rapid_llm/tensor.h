@@ -206,7 +206,7 @@ inline bool disjoint(const Tensor& a, const Tensor& b) {
 
 // `out` may be `input` itself, element for element; any other overlap would be read after it was written.
 inline void check_alias(const char* op, const Tensor& out, const char* name, const Tensor& input) {
-  bool same = out.data == input.data && out.dim == input.dim;
+  bool same = out.data == input.data && out.same_shape(input);
   for (int at = 0; same && at < out.dim; ++at) same = out.sizes[at] < 2 || out.strides[at] == input.strides[at];
   RAPID_CHECK(same || disjoint(out, input), op, ": out overlaps ", name, " in part; pass ", name,
               " itself or separate memory");
