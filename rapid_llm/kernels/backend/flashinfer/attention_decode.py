@@ -19,7 +19,7 @@ from rapid_llm.kernels.registry import ArgumentError
 
 _OP: Final = "attention.decode"
 _Wrapper = LIBRARY.function("decode")
-LIBRARY.function("decode.plan")
+LIBRARY.function("decode.plan")  # a change upstream is to be found here, not in a request
 LIBRARY.function("decode.run")
 
 CUDA_CORE_GROUPS: Final = (1, 2, 3)

@@ -19,7 +19,7 @@ from rapid_llm.kernels.registry import ArgumentError
 
 _OP: Final = "attention.prefill"
 _Wrapper = LIBRARY.function("prefill")
-LIBRARY.function("prefill.plan")
+LIBRARY.function("prefill.plan")  # a change upstream is to be found here, not in a request
 LIBRARY.function("prefill.run")
 
 

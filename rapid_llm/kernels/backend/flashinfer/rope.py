@@ -1,7 +1,8 @@
 """`flashinfer/rope.*`: in place, both pairings.
 
 flashinfer has fast, in-place-safe kernels where the rotated part is 64, 128, 256 or 512 wide and fills the head; a
-wider head is given as a view of its rotated part.
+wider head is given as a view of its rotated part. The interleaved kernel loads half a vector of angles more than it
+uses, at the last position from behind the table: a table with nothing behind it is copied into one with a spare row.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def rope(
     if not query.shape[0]:
         return
     first_use("rope")
+    if interleaved and _ends_memory(cos_sin_cache):
+        cos_sin_cache = torch.cat((cos_sin_cache, cos_sin_cache.new_zeros(1, rotary)))
     with on_device(query):
         _rope(
             positions=positions.contiguous(),
@@ -60,3 +63,9 @@ def rope(
             cos_sin_cache=cos_sin_cache,
             is_neox=not interleaved,
         )
+
+
+def _ends_memory(table: torch.Tensor) -> bool:
+    """Whether less than a row of memory follows the table."""
+    end = (table.storage_offset() + table.numel() + table.shape[1]) * table.element_size()
+    return end > table.untyped_storage().nbytes()

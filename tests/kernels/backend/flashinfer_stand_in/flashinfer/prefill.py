@@ -95,8 +95,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         enable_pdl: bool | None = None,
         window_left: int | None = None,
         sinks: torch.Tensor | None = None,
-        skip_softmax_threshold_scale_factor: float | None = None,
         kv_block_scales: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         check_cache(q, paged_kv_cache, out)
         k_cache, v_cache = paged_kv_cache

@@ -20,6 +20,9 @@ def apply_rope_with_cos_sin_cache_inplace(
     assert positions.is_contiguous()
     assert positions.dtype in (torch.int32, torch.int64)
     dense(cos_sin_cache)
+    if not is_neox:  # reads beyond the last row
+        behind = cos_sin_cache.storage_offset() + cos_sin_cache.numel() + 8
+        assert int(positions.max()) < len(cos_sin_cache) - 1 or behind * 4 <= cos_sin_cache.untyped_storage().nbytes()
     table = cos_sin_cache[positions.long()].double()[:, None]
     cos, sin = table.chunk(2, -1)
     for tensor in (query, key):
