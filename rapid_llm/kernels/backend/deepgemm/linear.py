@@ -10,8 +10,11 @@ from torch import Tensor
 from rapid_llm.kernels.backend.deepgemm import LIBRARY
 from rapid_llm.kernels.backend.deepgemm.weight import BlockScaled
 from rapid_llm.kernels.ops.arguments import check_tensor
-from rapid_llm.kernels.ops.block_formats import FP8, GROUP
+from rapid_llm.kernels.ops.block_formats import GROUP
 from rapid_llm.kernels.registry import ArgumentError
+
+DENSE: Final = "unquantized"
+"""The op's default scheme; a packed weight knows what it is."""
 
 _fp8_gemm_nt: Final = LIBRARY.function("fp8_gemm_nt")
 
@@ -23,7 +26,7 @@ SMALLEST: Final = 1e-30
 
 
 def linear(
-    input: Tensor, weight: BlockScaled, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = FP8
+    input: Tensor, weight: BlockScaled, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = DENSE
 ) -> Tensor:
     """input @ weight.T for a weight packed by `deepgemm.weight.pack`; sums in fp32, rounded once. No bias."""
     outputs, features = weight.codes.shape
