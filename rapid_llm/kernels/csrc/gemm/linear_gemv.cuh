@@ -8,6 +8,7 @@
 // Sums are fp32 in a fixed order, rounded once: warps divide k among them and meet in shared memory.
 #pragma once
 
+#include "gemm/tensor_core.cuh"
 #include "rapid_llm/device.cuh"
 
 namespace rapid_llm {
@@ -34,35 +35,6 @@ struct GemvArguments {
 
 #ifdef __CUDACC__
 
-struct Piece {  // 8 elements of 2 bytes
-  u32 at[4];
-};
-
-enum class Cache { stream, stream_wide, evict_first, normal };
-
-// A weight is read once: it takes no room in L1. Zero where `inside` is false.
-template <Cache CACHE>
-__device__ __forceinline__ Piece load_weight(const void* from, bool inside, u64 policy) {
-  Piece p;
-#define RAPID_LLM_LOAD(how, operands, ...)                                                              \
-  asm volatile(                                                                                         \
-      "{ .reg .pred inside; setp.ne.b32 inside, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "   \
-      "mov.b32 %3, 0; @inside ld.global" how ".v4.b32 {%0, %1, %2, %3}, [%4]" operands "; }"            \
-      : "=&r"(p.at[0]), "=&r"(p.at[1]), "=&r"(p.at[2]), "=&r"(p.at[3])                                  \
-      : "l"(from), "r"(static_cast<int>(inside)), ##__VA_ARGS__)
-  if constexpr (CACHE == Cache::stream) {
-    RAPID_LLM_LOAD(".L1::no_allocate", "");
-  } else if constexpr (CACHE == Cache::stream_wide) {
-    RAPID_LLM_LOAD(".L1::no_allocate.L2::256B", "");
-  } else if constexpr (CACHE == Cache::evict_first) {
-    RAPID_LLM_LOAD(".L1::no_allocate.L2::cache_hint", ", %6", "l"(policy));
-  } else {
-    RAPID_LLM_LOAD("", "");
-  }
-#undef RAPID_LLM_LOAD
-  return p;
-}
-
 // 8 elements one by one, for rows that are not aligned or end within them.
 __device__ __forceinline__ Piece load_elements(const unsigned short* row, int k, int features) {
   Piece p;
@@ -73,26 +45,6 @@ __device__ __forceinline__ Piece load_elements(const unsigned short* row, int k,
     p.at[i] = low | high << 16;
   }
   return p;
-}
-
-// sum (rows of input x 8 outputs) += a (rows of input x 16) * b (16 x 8 outputs); rows 8 to 15 of a are zero.
-template <class T>
-__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1);
-template <>
-__device__ __forceinline__ void mma<bfloat16_t>(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%7, %8}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
-}
-template <>
-__device__ __forceinline__ void mma<half_t>(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%7, %8}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
 }
 
 // One warp's share of a block's tiles: chunks of PIECES * 32 features, WARPS chunks apart, DEPTH of them in flight.
@@ -118,9 +70,7 @@ struct GemvWarp {
     has_input = lane / 4 < a.rows;
     input = static_cast<const unsigned short*>(a.input) + (has_input ? a.input_at[lane / 4] : 0);
     policy = 0;
-    if constexpr (CACHE == Cache::evict_first) {
-      asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    }
+    if constexpr (CACHE == Cache::evict_first) policy = evict_first_policy();
   }
 
   // Outputs past the last read the last one's weights; their sums are not stored.
@@ -150,14 +100,12 @@ struct GemvWarp {
 
   // The block's first lanes bring `ahead` bytes of each of its rows into L2, after those that are loaded early.
   __device__ __forceinline__ void prefetch(const GemvArguments& a, i64 first) const {
-#if __CUDA_ARCH__ >= 900
-    const int skip = a.early ? first_bytes : 0, bytes = min(a.ahead, a.features * 2 - skip) & ~15;
+    const int skip = a.early ? first_bytes : 0, left = a.features * 2 - skip;
+    const int bytes = (a.ahead < left ? a.ahead : left) & ~15;
     const i64 row = first + threadIdx.x;
     if (WHOLE && threadIdx.x < TILES * GEMV_OUTPUTS && row < a.outputs && bytes > 0) {
-      const char* from = static_cast<const char*>(a.weight) + row * a.weight_stride * 2 + skip;
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+      prefetch_l2(static_cast<const char*>(a.weight) + row * a.weight_stride * 2 + skip, bytes);
     }
-#endif
   }
 
   // The input is read by every block: it stays in L1.

@@ -23,22 +23,6 @@ struct Tiled {
 __device__ __forceinline__ float low_half(u32 pair) { return to_float(half_t{static_cast<unsigned short>(pair)}); }
 __device__ __forceinline__ float high_half(u32 pair) { return low_half(pair >> 16); }
 
-// Pairs of small integers in the dtype: `raised` has them added to a power of two, `down` takes that away again.
-template <class T>
-__device__ __forceinline__ u32 lowered(u32 raised, u32 down);
-template <>
-__device__ __forceinline__ u32 lowered<half_t>(u32 raised, u32 down) {
-  u32 pair;
-  asm("add.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(raised), "r"(down));
-  return pair;
-}
-template <>
-__device__ __forceinline__ u32 lowered<bfloat16_t>(u32 raised, u32 down) {
-  u32 pair;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(raised), "r"(0x3f803f80), "r"(down));
-  return pair;
-}
-
 // 8 codes of a block as 4 pairs, in the order of the features.
 template <class T, Blocks FORMAT>
 struct Codes;
@@ -132,7 +116,7 @@ struct TiledWarp {
       codes[at][tile] = load_weight<Cache::stream>(record + lane * 16, inside, 0);
       const char* mine = record + 512 + lane % 4 * F::WORDS * 4;
       if constexpr (F::WORDS == 2) {
-        scales[at][tile][0] = load_two(mine, inside);
+        scales[at][tile][0] = load_half_weight(mine, inside);
       } else {
 #pragma unroll
         for (int i = 0; i < F::WORDS / 4; ++i) {
@@ -140,16 +124,6 @@ struct TiledWarp {
         }
       }
     }
-  }
-
-  static __device__ __forceinline__ Piece load_two(const char* from, bool inside) {
-    Piece p;
-    asm volatile(
-        "{ .reg .pred inside; setp.ne.b32 inside, %3, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
-        "@inside ld.global.L1::no_allocate.v2.b32 {%0, %1}, [%2]; }"
-        : "=&r"(p.at[0]), "=&r"(p.at[1])
-        : "l"(from), "r"(static_cast<int>(inside)));
-    return p;
   }
 
   __device__ __forceinline__ void prefetch(const GemvArguments&, i64) const {}
