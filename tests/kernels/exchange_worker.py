@@ -18,12 +18,13 @@ from rapid_llm.verify.cases.exchange import routed
 from rapid_llm.verify.compare import compare
 from rapid_llm.verify.exchange import combined, combined_bound, dispatched
 
-EXPERTS = 8
+EXPERTS = 12
 RECEIVED = ("recv", "recv_ids", "recv_weights", "recv_source")
 
 
 def arguments(rank: int, ranks: int, dtype: torch.dtype, *, most: int = 9) -> dict[str, Any]:
-    """What `rank` passes to comm.dispatch: another number of tokens on every rank, none on the last for most = 0."""
+    """What `rank` passes to comm.dispatch: another number of tokens on every rank, with most = 1 none but on the
+    first."""
     g = torch.Generator().manual_seed(rank)
     tokens = max(most - 4 * rank, 0)
     ids, weights = routed(g, tokens, 3, EXPERTS)
