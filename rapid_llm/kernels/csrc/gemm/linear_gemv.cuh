@@ -1,10 +1,11 @@
 // linear for up to 8 rows of input in fp16 or bf16: the weight streams once through the tensor cores.
 //
-// Each warp multiplies all rows of the input by 8 rows of the weight (per tile) with mma.m16n8k16, of whose 16 rows 8
-// stay zero. So the cost does not depend on the number of rows, and neither does a result: every element of a product
-// is summed in the same order whatever stands in the other rows. The order of k within an mma is free as long as both
-// operands share it; it is chosen so that a thread's operands are 16 consecutive bytes of a row, used where they were
-// loaded.
+// Each warp multiplies all rows of the input by 8 rows of the weight (per tile) with mma.m16n8k16. So the cost does not
+// depend on the number of rows, and neither does a result: every element of a product is summed in the same order
+// whatever stands in the other rows. The order of k within an mma is free as long as both operands share it; it is
+// chosen so that a thread's operands are 16 consecutive bytes of a row, used where they were loaded.
+// The 16 rows of an mma are the 8 of the input twice, with other features: the first 8 are meant for one pair of the
+// weight's registers, the last 8 for the other, and the half of each result that met the wrong pair is not looked at.
 // Sums are fp32 in a fixed order, rounded once: warps divide k among them and meet in shared memory.
 #pragma once
 
@@ -128,8 +129,8 @@ struct GemvWarp {
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
         const Piece& w = weights[at][p][tile];
-        mma<T>(sums[tile][0], x.at[0], x.at[1], w.at[0], w.at[1]);
-        mma<T>(sums[tile][1], x.at[2], x.at[3], w.at[2], w.at[3]);
+        mma<T>(sums[tile][0], x.at[0], x.at[2], x.at[1], x.at[3], w.at[0], w.at[1]);
+        mma<T>(sums[tile][1], x.at[0], x.at[2], x.at[1], x.at[3], w.at[2], w.at[3]);
       }
     }
   }
@@ -143,7 +144,7 @@ struct GemvWarp {
   }
 
   // The thread's `i`-th output of the tile.
-  __device__ __forceinline__ float sum(int tile, int i) const { return sums[tile][0][i] + sums[tile][1][i]; }
+  __device__ __forceinline__ float sum(int tile, int i) const { return sums[tile][0][i] + sums[tile][1][i + 2]; }
 };
 
 // Sums of a block lie in shared memory as [warp][row of input][output], rows this far apart: a warp meets all banks.

@@ -34,12 +34,12 @@ struct Codes<half_t, FORMAT> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u32 bytes = p.at[2 * block + i / 2] >> (i % 2 * 8);
-        pair[i] = lowered<half_t>((bytes & 0x00ff00ff) ^ 0x64806480, 0xe480e480);  // 1024 + 128 + code
+        pair[i] = lowered<half_t>(masked_xor(bytes, 0x00ff00ff, 0x64806480), 0xe480e480);  // 1024 + 128 + code
       }
     } else {  // nibbles i and i + 4 are a pair
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const u32 raised = ((p.at[block] >> (4 * i)) & 0x000f000f) | 0x64006400;  // 1024 + code
+        const u32 raised = masked_or(p.at[block] >> (4 * i), 0x000f000f, 0x64006400);  // 1024 + code
         pair[i] = lowered<half_t>(raised, FORMAT == Blocks::q4_0 ? 0xe408e408 : 0xe400e400);
       }
     }
@@ -54,12 +54,12 @@ struct Codes<bfloat16_t, FORMAT> {
       for (int i = 0; i < 4; ++i) {
         const u32 bytes = p.at[2 * block + i / 2] >> (i % 2 * 8);
         // 128 + 7 bits, less 128, or less 256 where the sign bit is set.
-        pair[i] = lowered<bfloat16_t>((bytes & 0x007f007f) | 0x43004300, (bytes & 0x00800080) | 0xc300c300);
+        pair[i] = lowered<bfloat16_t>(masked_or(bytes, 0x007f007f, 0x43004300), masked_or(bytes, 0x00800080, 0xc300c300));
       }
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const u32 raised = ((p.at[block] >> (4 * i)) & 0x000f000f) | 0x43004300;  // 128 + code
+        const u32 raised = masked_or(p.at[block] >> (4 * i), 0x000f000f, 0x43004300);  // 128 + code
         pair[i] = lowered<bfloat16_t>(raised, FORMAT == Blocks::q4_0 ? 0xc308c308 : 0xc300c300);
       }
     }
@@ -140,25 +140,26 @@ struct TiledWarp {
 #pragma unroll
     for (int block = 0; block < F::GROUP; ++block) {
       const Piece& x = inputs[at][block];
-      float total[4] = {};  // of the block's inputs, which q4_1's minimum multiplies
+      float total = 0.0f;  // of the block's inputs, which q4_1's minimum multiplies
       if constexpr (FORMAT == Blocks::q4_1) {
-        mma<T>(total, x.at[0], x.at[1], ONES<T>, ONES<T>);
-        mma<T>(total, x.at[2], x.at[3], ONES<T>, ONES<T>);
+        float halves[4] = {};
+        mma<T>(halves, x.at[0], x.at[1], x.at[2], x.at[3], ONES<T>, ONES<T>);
+        total = halves[0] + halves[2];
       }
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
         u32 pair[4];
         Codes<T, FORMAT>::read(codes[at][tile], block, pair);
-        float product[4] = {};
-        mma<T>(product, x.at[0], x.at[1], pair[0], pair[1]);
-        mma<T>(product, x.at[2], x.at[3], pair[2], pair[3]);
+        float even[4] = {}, odd[4] = {};  // of pairs 0 and 2 the first half counts, of 1 and 3 the second
+        mma<T>(even, x.at[0], x.at[1], x.at[2], x.at[3], pair[0], pair[2]);
+        mma<T>(odd, x.at[0], x.at[1], x.at[2], x.at[3], pair[1], pair[3]);
         const u32 scale = scales[at][tile][block / 4].at[block % 4];
-        sums[tile][0] += low_half(scale) * product[0];
-        sums[tile][1] += high_half(scale) * product[1];
+        sums[tile][0] += low_half(scale) * (even[0] + odd[2]);
+        sums[tile][1] += high_half(scale) * (even[1] + odd[3]);
         if constexpr (FORMAT == Blocks::q4_1) {
           const u32 least = scales[at][tile][1].at[block];
-          sums[tile][0] += low_half(least) * total[0];
-          sums[tile][1] += high_half(least) * total[1];
+          sums[tile][0] += low_half(least) * total;
+          sums[tile][1] += high_half(least) * total;
         }
       }
     }

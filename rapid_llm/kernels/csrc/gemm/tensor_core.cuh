@@ -36,24 +36,25 @@ __device__ __forceinline__ Piece load_weight(const void* from, bool inside, u64 
   return p;
 }
 
-// sum (rows of input x 8 outputs) += a (rows of input x 16) * b (16 x 8 outputs); rows 8 to 15 of a are zero.
+// sum (16 x 8) += a (16 x 16) * b (16 x 8). Of a, a0 and a2 belong to row lane / 4, a1 and a3 to the row 8 further on; of
+// sum, the first two and the last two elements.
 template <class T>
-__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1);
+__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1);
 template <>
-__device__ __forceinline__ void mma<bfloat16_t>(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
+__device__ __forceinline__ void mma<bfloat16_t>(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%7, %8}, "
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 template <>
-__device__ __forceinline__ void mma<half_t>(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
+__device__ __forceinline__ void mma<half_t>(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, {%7, %8}, "
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // The first half of a piece.
@@ -65,6 +66,18 @@ __device__ __forceinline__ Piece load_half_weight(const void* from, bool inside)
       : "=&r"(p.at[0]), "=&r"(p.at[1])
       : "l"(from), "r"(static_cast<int>(inside)));
   return p;
+}
+
+// One instruction each: (x & mask) | raise and (x & mask) ^ raise.
+__device__ __forceinline__ u32 masked_or(u32 x, u32 mask, u32 raise) {
+  u32 y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(raise));
+  return y;
+}
+__device__ __forceinline__ u32 masked_xor(u32 x, u32 mask, u32 raise) {
+  u32 y;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(y) : "r"(x), "r"(mask), "r"(raise));
+  return y;
 }
 
 // Pairs of small integers in the dtype: `raised` has them added to a power of two, `down` takes that away again.

@@ -32,9 +32,9 @@ float mma_element(u32 pair, int half) {
 }
 
 template <class T>
-void mma(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
+void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u32 a[4] = {a0, 0, a2, 0}, b[2] = {b0, b1};
+  const u32 a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
   std::memcpy(mma_a[warp][lane], a, sizeof a);
   std::memcpy(mma_b[warp][lane], b, sizeof b);
   emulation::sync_warp();
@@ -49,6 +49,9 @@ void mma(float (&sum)[4], u32 a0, u32 a2, u32 b0, u32 b1) {
   }
   emulation::sync_warp();
 }
+
+inline u32 masked_or(u32 x, u32 mask, u32 raise) { return (x & mask) | raise; }
+inline u32 masked_xor(u32 x, u32 mask, u32 raise) { return (x & mask) ^ raise; }
 
 template <class T>
 u32 lowered(u32 raised, u32 down) {
