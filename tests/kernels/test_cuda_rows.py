@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -32,6 +37,38 @@ def test_capture_and_replay_with_changed_inputs(row: KernelSpec) -> None:
         graph.replay()
         torch.cuda.synchronize()
         call.check(result)
+
+
+FIRST_LAUNCH = """
+import torch
+from tests.kernels.gpu_rows import Call, need
+from rapid_llm.kernels import registry
+from rapid_llm.kernels.registry import dispatcher, probes
+row = registry.get_row({row!r})
+function = need(row)
+if row.prepare:
+    probes.load(row.prepare)(dispatcher.facts_of(row.op, (), {{"device": "cuda:0", "dtype": {dtype!r}}}))
+call = Call.of(row, {dtype!r})
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    result = call.run(function)
+call.fill(1)
+graph.replay()
+torch.cuda.synchronize()
+call.check(result)
+"""
+
+
+@pytest.mark.parametrize("row", [p for p in parameters() if p.values[0].op == "scale"])
+def test_the_first_launch_of_a_prepared_row_may_be_captured(row: KernelSpec) -> None:
+    """Catches (P65): device code that the driver loads at the first launch, where a capture forbids it."""
+    need(row)
+    code = FIRST_LAUNCH.format(row=row.name, dtype=_dtype(row))
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env=env, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("row", parameters())

@@ -16,7 +16,7 @@ inline void check_weight(const char* op, const Tensor& weight, const Tensor& inp
   check_dense_rows(op, "weight", weight);
   RAPID_CHECK(weight.dtype <= DType::float64, op, ": weight must have a floating dtype of at least 16 bits, got ",
               name_of(weight.dtype));
-  RAPID_CHECK(input.size(-1) <= 0x7fffffff, op, ": rows of ", input.size(-1), " elements are too long for a kernel");
+  RAPID_CHECK(input.size(-1) <= 0x7fff0000, op, ": rows of ", input.size(-1), " elements are too long for a kernel");
 }
 
 inline AnyFloats any_floats(const Tensor& weight) {
