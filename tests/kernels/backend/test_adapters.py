@@ -81,6 +81,26 @@ def test_deepgemm_in_its_own_sizes(shape: tuple[int, int, int]) -> None:
     judged(row.name, probes.load(row.target)(x, packed), {"input": x, "weight": weight, "scheme": "fp8_block128"})
 
 
+@pytest.mark.parametrize("wrong", ["block scales", "token scales", "a group left out"])
+def test_deepgemm_is_not_excused(wrong: str) -> None:
+    """Catches: a bound for fp8 so wide that it passes another block's scale, another token's, or a group left out."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 256, generator=g).bfloat16()
+    x[:, 128:] *= 0.01
+    weight = random_blocks(g, 256, 256, "fp8_block128")
+    row = get_row("deepgemm/linear")
+    packed = probes.load(str(row.prepack))(weight, "fp8_block128")
+    if wrong == "block scales":
+        packed = replace(packed, scales=packed.scales.flip(0))
+        got = probes.load(row.target)(x, packed)
+    elif wrong == "token scales":
+        got = probes.load(row.target)(x * torch.tensor([[1.0], [1.5], [1.0], [1.0]]).bfloat16(), packed)
+    else:
+        got = probes.load(row.target)(torch.cat((x[:, :128] * 0, x[:, 128:]), 1), packed)
+    with pytest.raises(AssertionError, match="elements wrong"):
+        judged(row.name, got, {"input": x, "weight": weight, "scheme": "fp8_block128"})
+
+
 def test_deepgemm_packs_without_a_copy_and_takes_blocks_alone() -> None:
     """Catches: a second copy of the weights in memory, and rows quantised one by one that would be computed wrong."""
     from rapid_llm.kernels.backend.deepgemm.weight import pack
