@@ -80,6 +80,16 @@ def test_an_artifact_whose_source_has_changed_is_stale(
     assert [r["state"] for r in listed(capsys)] == ["in use", "stale"]
 
 
+def test_a_newer_artifact_makes_the_older_one_stale(
+    made: list[Artifact], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a kernel from outside the package whose every version counts as used for ever."""
+    (tmp_path / "csrc" / "include" / "two.h").write_text("#define TWO 5\n")
+    newer = standin.make_artifact(tmp_path / "csrc", standin.make(tmp_path / "stand-in").compiler, arch="sm_90")
+    states = {r["file"]: r["state"] for r in listed(capsys)}
+    assert states == {str(made[0].path): "unknown", str(made[1].path): "stale", str(newer.path): "unknown"}
+
+
 def test_verify_finds_what_was_altered(made: list[Artifact], capsys: pytest.CaptureFixture[str]) -> None:
     """Catches a check that reads the record alone."""
     assert call("cache", "verify", capsys=capsys).out == "2 good, 0 bad\n"

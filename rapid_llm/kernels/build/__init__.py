@@ -9,7 +9,7 @@ from .compilers import NVCC_FLAGS, GxxCompiler, NvccCompiler
 from .engine import build, key_of, load_test_ctypes
 from .errors import BuildError, BuildTimeout, CompileFailed, FrozenError, LockTimeout
 from .facts import cpu_arch, python_facts, torch_facts
-from .freezing import counters, freeze, frozen, thaw
+from .freezing import counters, freeze, frozen, thaw, watch
 from .resources import jobs
 from .toolchain import Part, Toolchain, toolchain
 from .unit import Artifact, Compiler, Unit
@@ -42,4 +42,5 @@ __all__ = [
     "thaw",
     "toolchain",
     "torch_facts",
+    "watch",
 ]

@@ -35,8 +35,8 @@ class Arch:
         return f"sm_{self.sm}{self.suffix}"
 
     def runs_on(self, sm: int) -> bool:
-        """Whether its machine code runs there: the same major version and no newer, or exactly this SM."""
-        if self.suffix:
+        """Whether its machine code runs there: the same major version and no newer, or exactly this SM (`a`)."""
+        if self.suffix == "a":
             return sm == self.sm
         return sm // 10 == self.sm // 10 and sm >= self.sm
 

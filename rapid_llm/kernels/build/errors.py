@@ -35,3 +35,5 @@ class LockTimeout(BuildError):  # noqa: N818
 
 class FrozenError(BuildError, NotReadyError):
     """A compile was asked for after `freeze()`."""
+
+    until_thaw = True

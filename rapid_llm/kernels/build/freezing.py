@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Final
 
 from .errors import FrozenError
 
 
 @dataclass(slots=True)
 class Counters:
-    """compiles: compilers started by `build`. hits: artifacts found ready. Read them; `build` alone counts."""
+    """compiles: compilers started by `build`. hits: artifacts found ready. kernels: Triton kernels that were compiled,
+    or loaded from Triton's own cache, for arguments of a new kind. Read them; who builds counts."""
 
     compiles: int = 0
     hits: int = 0
+    kernels: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def count(self, name: str) -> None:
-        """Add one to `compiles` or `hits`."""
+        """Add one to `compiles`, `hits` or `kernels`."""
         with self._lock:
             setattr(self, name, getattr(self, name) + 1)
+        seen = _watched.get()
+        if seen is not None:
+            seen.append(name)
 
 
+_watched: Final[ContextVar[list[str] | None]] = ContextVar("rapid_llm_watched_builds", default=None)
 counters = Counters()
 _frozen = threading.Event()
+
+
+@contextmanager
+def watch() -> Iterator[list[str]]:
+    """The names that are counted within the block by this thread, as they come."""
+    seen: list[str] = []
+    token = _watched.set(seen)
+    try:
+        yield seen
+    finally:
+        _watched.reset(token)
 
 
 def freeze() -> None:

@@ -43,6 +43,7 @@ if "-M" in args:
 output = Path(args[args.index("-o") + 1])
 with open(here / "calls", "a") as calls:
     calls.write(" ".join(args) + "\n")
+(Path(os.environ["TMPDIR"]) / "scrap").write_text("what compilers leave behind when killed")
 mode = (here / "mode").read_text()
 data = "".join(p.read_text() for p in [source, *listed]) + f"\nbuilt by {{os.getpid()}}\n"
 if mode == "fail":

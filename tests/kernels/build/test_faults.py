@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -25,6 +26,7 @@ from rapid_llm.kernels.build import (
     locks,
     store,
 )
+from rapid_llm.kernels.build.process import run
 
 from . import standin
 from .standin import StandIn, make_artifact, unit, whole
@@ -153,6 +155,25 @@ with locks.KeyLock(Path({str(tmp_path / "lock")!r}), "x", 0):
     process.stdout.close()
 
 
+def test_a_lock_file_removed_under_a_waiter_is_not_what_it_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: gc removes an old lock file that a builder has just opened; the next one makes a new file, and both build."""
+    real = fcntl.flock
+    calls: list[int] = []
+
+    def removed(fd: int, operation: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1:
+            (tmp_path / "lock").unlink()
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed)
+    with locks.KeyLock(tmp_path / "lock", "x", 0):
+        assert not locks.KeyLock(tmp_path / "lock", "y", 0).try_now()
+    assert locks.KeyLock(tmp_path / "lock", "y", 0).try_now()
+
+
 @pytest.mark.parametrize("content", ["", "12345", '{"pid": 1, "host": "elsewhere", "since": "1999"}'])
 def test_a_foreign_lock_file_blocks_nobody(root: Path, gxx: StandIn, cache: Path, content: str) -> None:
     """P6: a file left by whomever is taken for a lock that is held."""
@@ -193,25 +214,24 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(root: Path, gxx: Stand
     assert not make_artifact(root, gxx.compiler).cached
 
 
-def test_a_process_group_ends_as_a_whole(tmp_path: Path) -> None:
-    """Catches a kill of the first process alone: the grandchild keeps the pipe's other end."""
-    from rapid_llm.kernels.build.process import run
-
+def test_a_process_group_ends_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P7: a kill of the first process alone; the compiler proper goes on, and holds the pipe's other end."""
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
-    # The child's child holds the pipe open until it is killed; the limit lets both start.
-    code = f"import os, subprocess, sys; os.write({writer}, b's'); subprocess.run(['sleep', '1000'], close_fds=False)"
+    # The child's child says that it is there, and holds the pipe until it is killed.
+    inner = f"import os, time; os.write({writer}, b's'); time.sleep(1000)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}], close_fds=False)"
     original = subprocess.Popen
 
-    def inheriting(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs, close_fds=False)
+    def at_the_limit(self: object, timeout: float) -> NoReturn:
+        os.close(writer)
+        assert os.read(reader, 1) == b"s"  # it has started
+        raise subprocess.TimeoutExpired("x", timeout)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", inheriting)
-        with pytest.raises(BuildTimeout):
-            run([sys.executable, "-S", "-c", code], timeout_s=0.6)
-    os.close(writer)
-    assert os.read(reader, 1) == b"s"  # it had started
+    monkeypatch.setattr(original, "communicate", at_the_limit)
+    monkeypatch.setattr(subprocess, "Popen", functools.partial(original, close_fds=False))
+    with pytest.raises(BuildTimeout, match="after 7 s"):
+        run([sys.executable, "-S", "-c", code], timeout_s=7)
     assert os.read(reader, 1) == b""  # end of file: nobody holds the other end
     os.close(reader)
 

@@ -71,6 +71,16 @@ def test_what_does_not_load_here_is_built_again(root: Path, gxx: StandIn) -> Non
     assert build(unit(root), gxx.compiler, check=check).cached
 
 
+def test_what_a_compiler_leaves_behind_goes_with_its_build(
+    root: Path, gxx: StandIn, tmp_path: Path, cache: Path
+) -> None:
+    """Catches temporary files of compilers that fill /tmp, or that are published with the artifact."""
+    made = make_artifact(root, gxx.compiler)
+    assert not list((tmp_path / "tmp").iterdir())
+    assert not list((cache / "staging").iterdir())
+    assert {p.name for p in made.path.parent.iterdir()} == {"a.so", "artifact.json", "build.log"}
+
+
 def test_a_compiler_whose_output_does_not_load_fails(root: Path, gxx: StandIn, cache: Path) -> None:
     """P2: exit status 0 is taken for success, and a broken library is published."""
     gxx.tell("cut short")
@@ -155,6 +165,7 @@ def test_a_temporary_directory_of_somebody_elses_is_not_trusted(
         private.write_text("")
     with pytest.raises(BuildError, match=f"no directory to build in: .*file/below.*{private}") as caught:
         make_artifact(root, gxx.compiler)
+    assert {"link": "is not a directory", "open": "chmod 700", "file": "is not a directory"}[kind] in str(caught.value)
     assert "RAPID_LLM_CACHE_DIR" in str(caught.value)
     assert made.layer == "temporary"
 

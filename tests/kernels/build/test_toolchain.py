@@ -210,6 +210,8 @@ def test_cxx_is_a_command(
         ("Hopper", 90, "sm_90"),
         ("Ampere", 89, "sm_86"),
         ("12.0f", 120, "sm_120f"),
+        ("12.0f", 121, "sm_120f"),
+        ("12.0;12.0a", 121, "sm_120"),
     ],
 )
 def test_the_architecture_is_the_devices_within_the_list(
@@ -229,6 +231,7 @@ def test_the_architecture_is_the_devices_within_the_list(
         ("9.0+ptx", 90, r"'9.0\+ptx'"),
         ("8.0", 90, "add 9.0"),
         ("9.0a", 100, "add 10.0"),
+        ("12.0a", 121, "add 12.1"),
         ("9.0", 80, "add 8.0"),
     ],
 )
