@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from rapid_llm.kernels import Selected
+from rapid_llm.kernels.preparation import PrepareReport, Progress, prepare
 from rapid_llm.models.hub import DEFAULT_MODEL
 from rapid_llm.platform import default_threads
 
@@ -31,6 +33,7 @@ from .scheduler import Scheduler
 from .stats import Stats
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
+from .warmup import steps
 
 Message = Mapping[str, Any]
 
@@ -111,9 +114,9 @@ class LLM:
         # A table with more rows than the tokenizer has ids is padded; the rest must never be sampled.
         self._vocab_size = min(tokenizer.vocab_size, config.vocab_size)
         self._sampler = Sampler(self._vocab_size, device, max_running)
-        kv = allocate(config, pool.num_pages, decoder.activation_dtype, device)
+        self._kv = allocate(config, pool.num_pages, decoder.activation_dtype, device)
         self._decoder = decoder
-        self._engine = Engine(scheduler, Runner(decoder, kv, builder, self._sampler))
+        self._engine = Engine(scheduler, Runner(decoder, self._kv, builder, self._sampler))
         self._serial = itertools.count()
         self._chat_template: ChatTemplate | None = None
 
@@ -174,7 +177,25 @@ class LLM:
             "deterministic": self.options.deterministic,
         }
         memory = {**decoder.memory(), "kv_cache": self._kv_bytes}
-        return EngineExplanation(settings, memory, [*decoder.bindings(), *self._sampler.bindings()])
+        return EngineExplanation(settings, memory, self.bindings())
+
+    def bindings(self) -> list[tuple[str, str, Selected]]:
+        """(sizes it holds for, op id, handle) of every row that this engine calls."""
+        return [*self._decoder.bindings(), *self._sampler.bindings()]
+
+    def prepare(self, *, jobs: int | None = None, progress: Progress | None = None) -> PrepareReport:
+        """Build and load all that this engine will call, at every size of step, so that `freeze()` may follow.
+
+        See `rapid_llm.kernels.prepare`. Requests may be running; their memory is not touched.
+        """
+        return prepare(model=self, jobs=jobs, progress=progress)
+
+    def rehearsals(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """For `prepare`: steps of every size whose kernels are compiled for their arguments; none on a CPU."""
+        if self.device.type == "cpu":
+            return iter(())
+        most, requests = self._engine.scheduler.max_batch_tokens, self._engine.scheduler.max_running
+        return steps(self._decoder, self._kv, self._sampler, max_tokens=most, max_sequences=requests)
 
     def stats(self, *, every: int = 8) -> Stats:
         """Measure while a `with` block runs: `with llm.stats() as stats: llm.generate(...)`, then `stats.report()`.

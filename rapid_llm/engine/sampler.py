@@ -102,6 +102,14 @@ class Sampler:
         temperature, top_p, min_p, draws = on_device[:, :count].unbind(0)
         return self._row(count)[1](logits, temperature, k, top_p, min_p, draws)
 
+    def rehearse(self, logits: Tensor) -> None:
+        """Draw from `logits` for nobody: the call that `__call__` makes, for the sake of the kernels it launches."""
+        count = len(logits)
+        real = torch.zeros_like(self._real, pin_memory=False, device=self._device)
+        top_k = torch.zeros(count, dtype=torch.int32, device=self._device)
+        temperature, top_p, min_p, draws = real[:, :count].unbind(0)
+        self._row(count)[0](logits[:, : self.vocab_size], temperature, top_k, top_p, min_p, draws)
+
     def bindings(self) -> list[tuple[str, str, Selected]]:
         """(row counts, op id, handle), as a decoder's `bindings`."""
         counts = sorted({1, self._max_rows})

@@ -7,6 +7,7 @@ a kernel; the op functions themselves come into being on first access.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +38,14 @@ _seal()
 _EXPORTS: Mapping[str, str] = MappingProxyType({op.function: op.id for op in _registered_ops()})
 """Public function name -> op id, for every op of this package."""
 
+_LAZY: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("PrepareReport", "compiles", "freeze", "frozen", "prepare", "thaw"), "preparation"),
+        "FrozenError": "build",
+    }
+)
+"""Name -> the module that is imported for it on first access."""
+
 __all__ = [
     "UNMEASURED",
     "Dim",
@@ -53,11 +62,15 @@ __all__ = [
     "profiler_ranges",
     "register",
     "use_backend",
+    *sorted(_LAZY),
     *sorted(_EXPORTS),
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+        return value
     op_id = _EXPORTS.get(name) or next((op.id for op in _registered_ops() if op.function == name), None)
     if op_id is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

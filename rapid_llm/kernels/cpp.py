@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import platform as _host
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,8 @@ FLAGS: Final = (
 NEEDS: Final = ("avx2", "fma", "f16c")
 """Vector extensions that the sources use at least."""
 
-_lock: Final = threading.RLock()
+_locks: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
+"""One a library, so that several are built at once."""
 _loaded: Final[dict[str, ctypes.CDLL]] = {}
 
 
@@ -55,7 +57,7 @@ def available_bf16() -> bool | str:
 
 def load_cpp(name: str, source: str) -> ctypes.CDLL:
     """The library compiled from `csrc/<source>`, built on first use; raises `BuildError`."""
-    with _lock:
+    with _locks[name]:
         if name not in _loaded:
             command, problem = host_command()
             if problem:

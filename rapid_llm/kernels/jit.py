@@ -15,6 +15,7 @@ import importlib.machinery
 import importlib.util
 import sysconfig
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +40,10 @@ MIN_SM: Final = 80
 _FACTS: Final = {"python": "abi3, 3.11 and later", "tensors": "DLPack exchange API 1"}
 _OFF: Final = "RAPID_LLM_JIT=off: no kernel is compiled on this machine"
 _lock: Final = threading.RLock()
-_modules: Final[dict[tuple[str, str, tuple[str, ...], str], ModuleType]] = {}
+_Key = tuple[str, str, tuple[str, ...], str]
+_modules: Final[dict[_Key, ModuleType]] = {}
+_building: Final[defaultdict[_Key, threading.Lock]] = defaultdict(threading.Lock)
+"""One a module, so that several are built at once."""
 _kernels: Final[list[Kernel]] = []
 
 
@@ -124,7 +128,7 @@ class Kernel(dict[int, Callable[..., None]]):
 
 def _load(name: str, source: str, flags: tuple[str, ...], arch: str) -> ModuleType:
     key = (name, source, flags, arch)
-    with _lock:
+    with _building[key]:
         module = _modules.get(key)
         if module is None:
             module = _modules[key] = _build(name, source, flags, arch)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels import Selected
+from rapid_llm.kernels.preparation import prepare
 from rapid_llm.kernels.registry.spec import dtype_label
 
 from .attention_metadata import AttentionMetadata, KVCache
@@ -132,7 +133,11 @@ class Decoder:
         ranges = buckets()
         self._limits = [b.high for b in ranges if b.high is not None]
         kinds = linear_kinds(weights)
-        self._tables = [binder.table(b, weights.embedding, kinds, self._cos_sin) for b in ranges]
+        examples = (weights.embedding, kinds, self._cos_sin)
+        prepare(
+            key for b in ranges for key in binder.keys(b, *examples)
+        )  # side by side, what binding would build in turn
+        self._tables = [binder.table(b, *examples) for b in ranges]
         self._model: PackedModel = pack(weights, self._tables)
         self._split = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._scale = config.head_dim**-0.5

@@ -117,6 +117,20 @@ class Binder:
 
     def table(self, bucket: Bucket, embedding: Weight, linears: dict[LinearKey, Weight], cos_sin: Tensor) -> OpTable:
         """Bind every op for `bucket`; `linears` holds one example of each kind of linear layer."""
+        calls = self._calls(bucket, embedding, cos_sin)
+        bound = {name: None if key is None else dispatch(**key) for name, key in calls.items()}
+        rows = {kind: dispatch(**self._linear(bucket.low, kind, weight)) for kind, weight in linears.items()}
+        return OpTable(bucket=bucket, linears=rows, **bound)  # type: ignore[arg-type]
+
+    def keys(
+        self, bucket: Bucket, embedding: Weight, linears: dict[LinearKey, Weight], cos_sin: Tensor
+    ) -> list[dict[str, Any]]:
+        """What `table` dispatches on, as `prepare` takes it."""
+        calls = [key for key in self._calls(bucket, embedding, cos_sin).values() if key is not None]
+        return [*calls, *(self._linear(bucket.low, kind, weight) for kind, weight in linears.items())]
+
+    def _calls(self, bucket: Bucket, embedding: Weight, cos_sin: Tensor) -> dict[str, dict[str, Any] | None]:
+        """The facts of every op but the linears, by the field of `OpTable` that its row goes to."""
         c, tokens = self._config, bucket.low
         hidden = self._empty(tokens, c.hidden_size)
         norm = torch.empty(c.hidden_size, device=self._device)
@@ -126,38 +140,36 @@ class Binder:
         lengths = positions.int()
         caches = [self._empty(1, self._page_size, c.num_kv_heads, c.head_dim) for _ in range(2)]
         pages, scale = lengths.view(tokens, 1), c.head_dim**-0.5
-        bind = self._bind
-        return OpTable(
-            bucket=bucket,
-            embedding=bind("embedding", positions, embedding.data, dtype=self._dtype, scheme=embedding.scheme),
-            rmsnorm=bind("rmsnorm", hidden, norm, c.rms_norm_eps),
-            head_norm=bind("rmsnorm", query, norm[: c.head_dim], c.rms_norm_eps) if c.family.qk_norm else None,
-            fused_add_rmsnorm=bind("fused_add_rmsnorm", hidden, hidden, norm, c.rms_norm_eps),
-            rope_write=bind("rope_kvcache_write", query, key, value, *caches, positions, cos_sin, positions),
-            decode=bind("attention.decode", query, *caches, lengths, pages, scale),
-            prefill=bind("attention.prefill", query, *caches, lengths[:2], lengths[:1], pages[:1], scale),
-            activation=bind("silu_and_mul", self._empty(tokens, 2 * c.intermediate_size)),
-            linears={kind: self._linear(tokens, kind, weight) for kind, weight in linears.items()},
-        )
+        call = self._key
+        return {
+            "embedding": call("embedding", positions, embedding.data, dtype=self._dtype, scheme=embedding.scheme),
+            "rmsnorm": call("rmsnorm", hidden, norm, c.rms_norm_eps),
+            "head_norm": call("rmsnorm", query, norm[: c.head_dim], c.rms_norm_eps) if c.family.qk_norm else None,
+            "fused_add_rmsnorm": call("fused_add_rmsnorm", hidden, hidden, norm, c.rms_norm_eps),
+            "rope_write": call("rope_kvcache_write", query, key, value, *caches, positions, cos_sin, positions),
+            "decode": call("attention.decode", query, *caches, lengths, pages, scale),
+            "prefill": call("attention.prefill", query, *caches, lengths[:2], lengths[:1], pages[:1], scale),
+            "activation": call("silu_and_mul", self._empty(tokens, 2 * c.intermediate_size)),
+        }
 
-    def _linear(self, tokens: int, kind: LinearKey, weight: Weight) -> Selected:
+    def _linear(self, tokens: int, kind: LinearKey, weight: Weight) -> dict[str, Any]:
         scheme, (out_features, in_features), biased = kind
         bias = self._empty(out_features) if biased else None
-        return self._bind("linear", self._empty(tokens, in_features), weight.data, bias, scheme=scheme, prepack=True)
+        return self._key("linear", self._empty(tokens, in_features), weight.data, bias, scheme=scheme, prepack=True)
 
-    def _bind(self, op_id: str, *args: Any, prepack: bool = False, **kwargs: Any) -> Selected:
-        """Dispatch on the facts of the example, less those that grow within the bucket."""
+    def _key(self, op_id: str, *args: Any, prepack: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """What to dispatch on: the facts of the example, less those that grow within the bucket."""
         facts = facts_of(op_id, args, kwargs)
-        return dispatch(
-            op_id,
-            device=str(self._device),
-            dtype=facts.dtype,
-            scheme=facts.scheme,
-            dims={name: size for name, size in facts.dims.items() if name not in AUTO_DIMS},
-            layout=facts.layout,
-            allow=get_op(op_id).numerics.roundings if self._allow else (),
-            prepack=prepack,
-        )
+        return {
+            "op": op_id,
+            "device": str(self._device),
+            "dtype": facts.dtype,
+            "scheme": facts.scheme,
+            "dims": {name: size for name, size in facts.dims.items() if name not in AUTO_DIMS},
+            "layout": facts.layout,
+            "allow": get_op(op_id).numerics.roundings if self._allow else (),
+            "prepack": prepack,
+        }
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -8,12 +8,12 @@ from typing import Final
 import torch
 
 from rapid_llm.kernels import registry
+from rapid_llm.kernels.ops.rehearsal import rehearse
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, evidence, plugins, probes
 from rapid_llm.kernels.registry.dispatcher import broken_text, with_sm
 from rapid_llm.kernels.registry.facts import Facts
 from rapid_llm.kernels.registry.filters import machine_reasons
 from rapid_llm.verify.cases.build import check_budget, torch_dtype
-from rapid_llm.verify.rehearsal import rehearse
 from rapid_llm.verify.report import Failure, Report
 from rapid_llm.verify.runner import Fn, Run
 

@@ -3,6 +3,9 @@
 The floor cannot fail: where Triton is absent or cannot build a kernel (no C compiler, no Python.h, an old driver), the
 native row of that op answers through PyTorch, and the reason is kept for `explain()`. Errors of a launch itself (out of
 memory, an illegal address) are never caught.
+
+While a CUDA graph is captured, and after `rapid_llm.kernels.freeze()`, a kernel that this process has not loaded is not
+compiled: that call goes through PyTorch, aloud, or is an error if RAPID_LLM_STRICT is set.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +23,9 @@ from typing import Any
 import torch
 
 from rapid_llm import settings
-from rapid_llm.kernels.registry import StrictFallbackError, UnknownOpError, notes, rows
+from rapid_llm.kernels.build import FrozenError, counters, frozen
+from rapid_llm.kernels.registry import NotReadyError, StrictFallbackError, UnknownOpError, notes, rows, trace
+from rapid_llm.kernels.registry.capture import capturing
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +76,21 @@ except Exception as error:  # any failure of a foreign import means "no Triton h
 _BUILD_TEXTS = ("C compiler", "PTX", "no kernel image", "kernel image is invalid", "active drivers", "libcuda.so")
 """Parts of the plain RuntimeErrors and AssertionErrors by which Triton says that it cannot build or load here."""
 
-_recorder: Callable[..., None] | None = None
+_HOST_BOUND = ("attention.prefill",)
+"""Ops whose PyTorch path on a GPU reads tensors on the host, so that no CUDA graph can capture it."""
+
+_PACKAGE = __name__.partition(".")[0] + "."
+
+_recorders: dict[int, Callable[..., None]] = {}
+"""By thread, so that a rehearsal takes nobody else's launches."""
+
 _broken: dict[str, str] = {}
 _moved_cache: list[str] = []
 
 
 def use_triton(op: str, tensor: torch.Tensor) -> bool:
     """Whether `op` runs its Triton kernel for this tensor; False on CPU, without Triton, or once a build failed."""
-    if not (tensor.is_cuda or INTERPRETED or _recorder is not None):
+    if not (tensor.is_cuda or INTERPRETED or (_recorders and threading.get_ident() in _recorders)):
         return False
     if MISSING_REASON and op not in _broken:
         _fall(op, f"Triton cannot be imported: {MISSING_REASON}")
@@ -97,6 +110,9 @@ def attempt(op: str, run: Callable[..., None], *args: Any) -> bool:
     """
     try:
         run(*args)
+    except NotReadyError as error:
+        _refuse(op, error)
+        return False
     except Exception as error:
         if not (isinstance(error, _BUILD_ERRORS) or _says_build(error)):
             raise
@@ -115,8 +131,9 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
     if grid[0] > MAX_GRID_X or (len(grid) > 1 and max(grid[1:]) > MAX_GRID_YZ):
         raise ValueError(f"{kernel.__name__}: grid {grid} exceeds CUDA's limits ({MAX_GRID_X}, then {MAX_GRID_YZ})")
     index = device.index
-    if _recorder is not None:
-        _recorder(kernel, grid, args, meta)
+    recorder = _recorders.get(threading.get_ident()) if _recorders else None
+    if recorder is not None:
+        recorder(kernel, grid, args, meta)
     elif index is None or index == torch.cuda.current_device():
         kernel[grid](*args, **meta)
     else:
@@ -125,9 +142,38 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
 
 
 def record_launches(recorder: Callable[..., None] | None) -> None:
-    """Send launches to `recorder(kernel, grid, args, meta)` instead of a device, CPU tensors included; None ends it."""
-    global _recorder
-    _recorder = recorder
+    """Send this thread's launches to `recorder(kernel, grid, args, meta)` instead of a device, CPU tensors included;
+    None ends it."""
+    if recorder is None:
+        _recorders.pop(threading.get_ident(), None)
+    else:
+        _recorders[threading.get_ident()] = recorder
+
+
+def before_build(*, fn: Any, **told: Any) -> Any:
+    """Triton's hook on a kernel that this process has not loaded: count it, or refuse it where none may be built now.
+
+    Kernels of other packages are their own business. Raises `NotReadyError`, of which `FrozenError` is one.
+    """
+    if str(fn.module).startswith(_PACKAGE):
+        if frozen():
+            raise FrozenError(f"kernel {fn.name} is not loaded for arguments of this kind, and kernels are frozen")
+        if capturing():
+            raise NotReadyError(f"kernel {fn.name} is not loaded, and a CUDA graph is being captured")
+        counters.count("kernels")
+    return None if _next_hook is None else _next_hook(fn=fn, **told)
+
+
+def _install_hook() -> Any:
+    """Put `before_build` in front of whatever hook there is, and return that."""
+    if MISSING_REASON:
+        return None
+    following = triton.knobs.runtime.jit_cache_hook
+    triton.knobs.runtime.jit_cache_hook = before_build
+    return following
+
+
+_next_hook = _install_hook()
 
 
 def _says_build(error: Exception) -> bool:
@@ -158,6 +204,19 @@ def _fall(op: str, reason: str, *, this_call_only: bool = False) -> None:
         _broken[op] = reason
     if _note(op, reason):
         _log.warning("native/%s answers through PyTorch on this device. %s", op, reason)
+
+
+def _refuse(op: str, error: NotReadyError) -> None:
+    """This call goes through PyTorch, because its kernel must not be built now; an error where it cannot or may not."""
+    if settings.strict():
+        error.add_note(f"native/{op} would answer through PyTorch, and RAPID_LLM_STRICT is set")
+        raise error
+    if op in _HOST_BOUND and capturing():
+        error.add_note(f"native/{op} cannot answer through PyTorch here: that path cannot be captured. Call it before")
+        raise error
+    trace.fell(op, f"native/{op}")
+    if _note(op, str(error)):
+        _log.warning("native/%s answers through PyTorch: %s. Prepare it earlier: see prepare()", op, error)
 
 
 def _note(op: str, text: str) -> bool:

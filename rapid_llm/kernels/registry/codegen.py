@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
@@ -192,7 +191,7 @@ def _miss(op: OpSpec, cache: dict[Any, Callable[..., Any]], values: dict[str, An
     if _is_fake(values[op.parsed.tensors[0].name]):
         return _through_torch(op)
     decision = _decision(op, values, out)
-    function = guarded(op, decision)
+    function = _dispatch.guarded(decision)
     if not decision.lasting:
         return function
     if len(cache) >= _dispatch.MAX_CACHED:
@@ -227,31 +226,10 @@ def _through_torch(op: OpSpec) -> Callable[..., Any]:
     return call
 
 
-def _decision(op: OpSpec, values: dict[str, Any], out: Any, capturing: bool = False) -> _dispatch.Decision:
+def _decision(op: OpSpec, values: dict[str, Any], out: Any) -> _dispatch.Decision:
     _facts.bind(op, (), {**values, **({} if out is None else {"out": out})})
     found = _dispatch.with_sm(_facts.read(op, _dispatch.dims_reader(op), values, out))
-    if capturing:
-        found = replace(found, capturing=True)
     return _dispatch.settle(found, overrides.current(op.id))
-
-
-def guarded(op: OpSpec, decision: _dispatch.Decision) -> Callable[..., Any]:
-    """The row's function; behind a test for graph capture where the row must not be captured."""
-    function = _dispatch.load_target(decision.row.name)
-    if decision.row.graph_safe or decision.facts.device != "cuda":
-        return function
-    import torch
-
-    names = [name for name, kind, _ in op.parsed.parameters() if kind == "pos"]
-
-    def unless_capturing(*args: Any, **kwargs: Any) -> Any:
-        if not torch.cuda.is_current_stream_capturing():
-            return function(*args, **kwargs)
-        values = {**dict(zip(names, args, strict=False)), **kwargs}
-        again = _decision(op, values, values.pop("out", None), capturing=True)
-        return _dispatch.load_target(again.row.name)(*args, **kwargs)
-
-    return unless_capturing
 
 
 def _call_slow(op: OpSpec) -> Callable[..., Any]:
@@ -274,7 +252,7 @@ def _slow(op: OpSpec, values: dict[str, Any], out: Any) -> Any:
     decision = _decision(op, values, out)
     if trace.enabled():
         trace.count(decision)
-    function = guarded(op, decision)
+    function = _dispatch.guarded(decision)
     positional = [values[name] if name != "out" else out for name, kind, _ in op.parsed.parameters() if kind == "pos"]
     keywords = {a.name: values[a.name] for a in op.parsed.keyword_only}
     with trace.span(op.id, decision.row.name):

@@ -19,6 +19,7 @@ from rapid_llm.platform import device_info
 
 from . import facts as _facts
 from . import overrides, plugins, probes, registry, trace
+from .capture import capturing
 from .errors import (
     ArgumentError,
     ForcedRowError,
@@ -45,7 +46,7 @@ _broken: Final[dict[str, str]] = {}
 _dims: Final[dict[str, Callable[..., dict[str, int]]]] = {}
 _warned: Final[set[tuple[str, str]]] = set()
 _seen: list[object] = [None]
-_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+_NONE: Final[Mapping[str, NotReadyError]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,35 @@ class Selected(functools.partial):  # type: ignore[type-arg]
 
 
 def _rebuild(name: str, decision: Decision) -> Selected:
-    return Selected(load_target(name), decision)
+    return Selected(guarded(decision), decision)
+
+
+def guarded(decision: Decision) -> Callable[..., Any]:
+    """The row's function; behind a test for graph capture where the row must not be captured (D6).
+
+    Whether a graph is captured is no part of a call's key, so that it costs nothing where the chosen row does not care.
+    """
+    function = load_target(decision.row.name)
+    if decision.row.graph_safe or decision.facts.device != "cuda":
+        return function
+
+    @functools.wraps(function)
+    def unless_capturing(*args: Any, **kwargs: Any) -> Any:
+        return (_for_capture(decision) if capturing() else function)(*args, **kwargs)
+
+    return unless_capturing
+
+
+def _for_capture(decision: Decision) -> Callable[..., Any]:
+    """Another row's function for the same call within a capture; raises where none can take it."""
+    again = settle(replace(decision.facts, capturing=True), decision.forced)
+    if again.row.prepack != decision.row.prepack:
+        raise NoKernelError(
+            f"{decision.facts.op}: {decision.row.name} does host work per call, so a CUDA graph cannot capture it, and "
+            f"{again.row.name} does not read the weight that was packed for it; bind the captured call by itself: "
+            "dispatch(..., capturing=True)"
+        )
+    return load_target(again.row.name)
 
 
 def facts_of(op_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
@@ -145,8 +174,7 @@ def dispatch(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> 
     notice_environment()
     found = facts_of(op, args, kwargs)
     decision = settle(found, overrides.current(op, backend))
-    function = load_target(decision.row.name)
-    return Selected(trace.counted(function, decision), decision)
+    return Selected(trace.counted(guarded(decision), decision), decision)
 
 
 def settle(found: Facts, forced: Forced | None) -> Decision:
@@ -155,9 +183,9 @@ def settle(found: Facts, forced: Forced | None) -> Decision:
     decision = _decisions.get(key)
     if decision is None:
         with _lock:
-            unready: dict[str, str] = {}
+            unready: dict[str, NotReadyError] = {}
             decision = _decide(found, forced, unready)
-            while not (_imports(decision.row) and _prepared(decision.row, found, unready)):
+            while not make_ready(decision.row, found, unready):
                 decision = _decide(found, forced, unready)
             if decision.lasting:
                 if len(_decisions) >= MAX_CACHED:
@@ -167,32 +195,29 @@ def settle(found: Facts, forced: Forced | None) -> Decision:
     return decision
 
 
-def _imports(row: KernelSpec) -> bool:
-    """Whether the row's code imports; one that fails is broken from now on. The floor must load, and is not tried."""
+def make_ready(row: KernelSpec, found: Facts, unready: dict[str, NotReadyError]) -> bool:
+    """Whether the row's code is imported, built and loaded for the facts' device, which is done now if it may be.
+
+    A row that fails is broken from now on; one that cannot be built at this moment goes to `unready`. The floor must
+    load, and is not tried.
+    """
     if row.is_native:
         return True
     try:
         load_target(row.name)
-    except ImportError as error:
-        _break(row, str(error))
-        return False
-    return True
-
-
-def _prepared(row: KernelSpec, found: Facts, unready: dict[str, str]) -> bool:
-    """Whether the row's code is built and loaded for the facts' device, building it if that may be done now.
-
-    A row whose build fails is broken from now on; one that cannot be built at this moment goes to `unready`.
-    """
-    if row.prepare is None:
-        return True
-    try:
-        probes.load(row.prepare)(found)
-    except NotReadyError as error:
-        unready[row.name] = str(error)
-        return False
+        if row.prepare is not None:
+            probes.load(row.prepare)(found)
+    except RegistrationError:
+        raise
     except Exception as error:  # whatever a build or a foreign row raises, the others can still answer
-        _break(row, str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}")
+        # A module that builds on import fails as an import; what counts is why.
+        cause = error.__cause__ if isinstance(error, ImportError) else error
+        if isinstance(cause, NotReadyError):
+            unready[row.name] = cause
+        elif isinstance(error, (KernelError, ImportError)):
+            _break(row, str(error))
+        else:
+            _break(row, f"{type(error).__name__}: {error}")
         return False
     return True
 
@@ -254,12 +279,13 @@ def load_target(name: str) -> Callable[..., Any]:
     return target
 
 
-def verdicts(found: Facts, forced: Forced | None, unready: Mapping[str, str] = _NONE) -> tuple[Verdict, ...]:
+def verdicts(found: Facts, forced: Forced | None, unready: Mapping[str, NotReadyError] = _NONE) -> tuple[Verdict, ...]:
     """Every row's standing, best first among the admitted, then the others by name. `unready`: rows that cannot be
     built just now, and why."""
     named = set(overrides.rows_of(forced.what, found.op)) if forced is not None else set()
+    reasons = {name: str(error) for name, error in unready.items()}
     judged = [
-        judge(row, found, forced=row.name in named, broken=_broken.get(row.name), unready=unready.get(row.name))
+        judge(row, found, forced=row.name in named, broken=_broken.get(row.name), unready=reasons.get(row.name))
         for row in registry.rows(found.op)
     ]
     return tuple(sorted(judged, key=lambda v: _rank(v, found, named)))
@@ -277,9 +303,10 @@ def _rank(verdict: Verdict, found: Facts, named: set[str]) -> tuple[object, ...]
     )
 
 
-def _decide(found: Facts, forced: Forced | None, unready: Mapping[str, str]) -> Decision:
+def _decide(found: Facts, forced: Forced | None, unready: Mapping[str, NotReadyError]) -> Decision:
     judged = verdicts(found, forced, unready)
     best = judged[0] if judged else None
+    lasting = all(error.until_thaw for error in unready.values())
     if forced is not None:
         if best is None or not best.admitted:
             names = overrides.rows_of(forced.what, found.op)
@@ -287,21 +314,28 @@ def _decide(found: Facts, forced: Forced | None, unready: Mapping[str, str]) -> 
             raise ForcedRowError(
                 f"{found.op}: {forced.by} forces {forced.what!r}, which cannot run this call:\n{lines}"
             )
-        return Decision(found, forced, best.row, judged, lasting=not unready)
+        return Decision(found, forced, best.row, judged, lasting)
     if best is None or not best.admitted:
         raise NoKernelError(f"{found.op}: no row can run this call on {found.device}:\n{_lines(judged)}")
     if best.row.is_native:
-        _report_fall(found, best.row, judged)
-    return Decision(found, None, best.row, judged, lasting=not unready)
+        _report_fall(found, best.row, judged, unready)
+    return Decision(found, None, best.row, judged, lasting)
 
 
-def _report_fall(found: Facts, floor: KernelSpec, judged: tuple[Verdict, ...]) -> None:
-    """The floor answers although a row that fits is missing or broken: say so once, or refuse if strict."""
+def _report_fall(
+    found: Facts, floor: KernelSpec, judged: tuple[Verdict, ...], unready: Mapping[str, NotReadyError]
+) -> None:
+    """The floor answers although a row that fits is missing, broken or not built: say so once, or refuse if strict."""
     lost = [v for v in judged if v.reasons and all(r.code in DEGRADED for r in v.reasons)]
     if not lost:
         return
     if settings.strict():
-        raise StrictFallbackError(f"{found.op}: RAPID_LLM_STRICT is set and only the floor could run:\n{_lines(lost)}")
+        text = f"RAPID_LLM_STRICT is set and only the floor could run:\n{_lines(lost)}"
+        blocked = next(iter(unready.values()), None)
+        if blocked is not None:
+            blocked.add_note(f"{found.op}: {text}")
+            raise blocked
+        raise StrictFallbackError(f"{found.op}: {text}")
     for v in lost:
         if (v.row.name, v.reasons[0].text) not in _warned:
             _warned.add((v.row.name, v.reasons[0].text))

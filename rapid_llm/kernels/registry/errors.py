@@ -36,7 +36,12 @@ class ForcedRowError(KernelError):
 
 
 class NotReadyError(KernelError):
-    """A row's code is not built, and may not be built now: a CUDA graph is being captured, or kernels are frozen."""
+    """A row's code is not built, and may not be built now: a CUDA graph is being captured, or kernels are frozen.
+
+    until_thaw: it holds until `thaw()`, so a choice made because of it may be kept until then.
+    """
+
+    until_thaw = False
 
 
 class StrictFallbackError(KernelError):

@@ -9,7 +9,7 @@ from rapid_llm.platform import has_nvidia
 from . import dispatcher as _dispatch
 from . import evidence, overrides, plugins, registry
 from .dispatcher import Decision
-from .errors import ForcedRowError, NoKernelError, StrictFallbackError
+from .errors import ForcedRowError, NoKernelError, NotReadyError, StrictFallbackError
 from .filters import Verdict, machine_reasons, preference
 from .spec import UNMEASURED, KernelSpec
 
@@ -112,7 +112,7 @@ def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> E
     forced = overrides.current(op, backend)
     try:
         return Explanation(_dispatch.settle(facts, forced))
-    except (NoKernelError, ForcedRowError, StrictFallbackError) as error:
+    except (NoKernelError, ForcedRowError, StrictFallbackError, NotReadyError) as error:
         return Explanation.failed(facts, forced, _dispatch.verdicts(facts, forced), str(error))
 
 

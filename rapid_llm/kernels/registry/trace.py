@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .dispatcher import Decision
+    from .facts import Facts
 
 _lock: Final = threading.Lock()
-_calls: Final[Counter[tuple[str, str, str, str]]] = Counter()
+_calls: Final[Counter[tuple[str, tuple[object, ...]]]] = Counter()
+_keys: Final[dict[tuple[object, ...], Facts]] = {}
 _falls: Final[Counter[tuple[str, str]]] = Counter()
 _file: list[Path | None] = [None]
 _registered: list[bool] = [False]
@@ -43,10 +45,10 @@ def follow(file: Path | None) -> None:
 
 def count(decision: Decision) -> None:
     """Count one call that ran under `decision`."""
-    facts = decision.facts
-    shape = ", ".join(f"{k}={v}" for k, v in sorted(facts.dims.items()))
+    key = decision.facts.key()
     with _lock:
-        _calls[facts.op, decision.row.name, facts.dtype or "", shape] += 1
+        _keys.setdefault(key, decision.facts)
+        _calls[decision.row.name, key] += 1
 
 
 def counted(function: Callable[..., Any], decision: Decision) -> Callable[..., Any]:
@@ -96,11 +98,18 @@ def falls() -> dict[str, int]:
         return {op: n for (op, _), n in sorted(_falls.items())}
 
 
-def entries() -> list[dict[str, object]]:
-    """The trace so far, most frequent first."""
+def entries() -> list[dict[str, Any]]:
+    """The trace so far, most frequent first: `op, row, dtype, shape, count`, and `key`, which `prepare` takes."""
     with _lock:
-        ordered = sorted(_calls.items(), key=lambda item: (-item[1], item[0]))
-    return [{"op": o, "row": r, "dtype": d, "shape": s, "count": n} for (o, r, d, s), n in ordered]
+        found = [(row, _keys[key], count) for (row, key), count in _calls.items()]
+    told = [_entry(row, facts, count) for row, facts, count in found]
+    return sorted(told, key=lambda e: (-e["count"], e["op"], e["row"], e["dtype"], e["shape"], str(e["key"])))
+
+
+def _entry(row: str, facts: Facts, count: int) -> dict[str, Any]:
+    shape = ", ".join(f"{k}={v}" for k, v in sorted(facts.dims.items()))
+    told = {"op": facts.op, "row": row, "dtype": facts.dtype or "", "shape": shape, "count": count}
+    return {**told, "key": facts.as_json()}
 
 
 def write(file: Path | None = None) -> None:

@@ -179,8 +179,11 @@ def test_the_trace_counts_calls_and_is_written_at_exit(tmp_path: Path) -> None:
     root = Path(kernels.__file__).parents[2]
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, check=True, cwd=root)
     (entry,) = json.loads(file.read_text())["decisions"]
+    key = entry.pop("key")
     assert entry == {"op": "scale", "row": "native/scale", "dtype": "fp32", "shape": entry["shape"], "count": 4}
     assert "numel=256" in entry["shape"]
+    assert (key["op"], key["device"], key["dims"]["numel"]) == ("scale", "cpu", 256)
+    assert kernels.prepare(file).keys[0].row == "native/scale"
 
 
 def test_profiler_ranges_carry_op_and_row() -> None:
