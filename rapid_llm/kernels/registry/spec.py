@@ -115,7 +115,9 @@ class Numerics:
 
     accumulate: dtype of sums. roundings: intermediate roundings that a row may declare, as `argument:dtype`
     (`weight:bf16`: the weight is rounded to bf16 before use; `input:int16`: every 32 values along the last dimension
-    become integers times the largest magnitude / 32767). TF32 is never allowed for fp32.
+    become integers times the largest magnitude / 32767), or `subnormal:zero` (fp32 numbers below 2**-126 may become 0
+    as under nvcc's -use_fast_math). An op may name intermediates as it names arguments: `probs`, `partials`.
+    TF32 is never allowed for fp32.
     """
 
     accumulate: str = "fp32"
