@@ -17,7 +17,7 @@ from typing import Any, Final
 from . import keys, locks, store
 from .digests import content_digest, write_quietly
 from .distill import distill
-from .errors import BuildError, CompileFailed
+from .errors import BuildError, BuildTimeout, CompileFailed
 from .freezing import check_thawed, counters
 from .progress import Progress
 from .unit import Artifact, Compiler, Unit
@@ -29,6 +29,9 @@ LOCK_TIMEOUT_S: Final = 900.0
 
 _ATTEMPTS: Final = 3
 """How often a source that is edited while it compiles is compiled again."""
+
+_NOEXEC: Final = ("failed to map segment from shared object", "cannot apply additional memory protection")
+"""What the loader says of a good library on a file system, or under a policy, that lets nothing be executed."""
 
 Check = Callable[[Path], object]
 
@@ -127,9 +130,12 @@ class _Job:
             if report.disk_full:
                 raise _UnusableError(report.first) from failure
             error = _report(self.unit, failure, log)
-            note = {"at": time.time(), "headers": failure.headers, "text": str(error)}
-            write_quietly(layer.root / store.LOGS / f"{self.stem}.failed.json", json.dumps(note))
+            self._note_failure(layer.root, str(error), failure.headers)
             raise error from failure
+        except BuildTimeout as slow:
+            text = f"{self.unit}: {slow}"
+            self._note_failure(layer.root, text, ())
+            raise BuildTimeout(text) from slow
         raise BuildError(f"{self.unit}: its files changed while they were compiled, {_ATTEMPTS} times; try again")
 
     def _attempt(self, layer: store.Layer) -> Artifact | None:
@@ -161,6 +167,8 @@ class _Job:
         try:
             self.check(output)
         except Exception as error:
+            if any(words in str(error) for words in _NOEXEC):
+                raise _UnusableError(f"nothing can be loaded from there, as if mounted noexec: {error}") from error
             log = output.with_name(store.LOG)
             said = log.read_text(errors="replace") if log.is_file() else ""
             first = f"the compiler left nothing that loads: {error}"
@@ -207,6 +215,10 @@ class _Job:
                 "linked": [path.name for path in unit.link_inputs],
             },
         }
+
+    def _note_failure(self, root: Path, text: str, headers: tuple[tuple[str, str], ...]) -> None:
+        note = {"at": time.time(), "headers": headers, "text": text}
+        write_quietly(root / store.LOGS / f"{self.stem}.failed.json", json.dumps(note))
 
     def _share_failure(self, root: Path, asked: float) -> None:
         """Raise a failure that came after this one had asked, from whomever it waited for, instead of repeating it."""

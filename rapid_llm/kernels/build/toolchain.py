@@ -241,6 +241,10 @@ def _host_part() -> tuple[tuple[str, ...], str | None, Part]:
         command, problem = (ccbin,), "" if shutil.which(ccbin) else f"NVCC_CCBIN={ccbin} names no program"
     elif os.environ.get("CXX"):  # a launcher in front (ccache) is not for nvcc, which wants the compiler alone
         told = next((word for word in reversed(command) if not word.startswith("-")), None)
+    elif shutil.which("g++") and shutil.which("gcc"):  # what nvcc takes by itself, whatever c++ may be
+        command, problem = ("g++",), ""
+    elif command:
+        told = command[0]
     if problem:
         return (), None, Part(name, False, problem, fix)
     try:

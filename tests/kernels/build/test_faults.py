@@ -208,7 +208,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(root: Path, gxx: Stand
     """P7: a limit that ends the compiler's driver and leaves the compiler running."""
     gxx.tell("half")
     hanging = GxxCompiler(gxx.compiler.command, timeout_s=0.0)
-    with pytest.raises(BuildTimeout, match=r"after 0 s.*g\+\+"):
+    with pytest.raises(BuildTimeout, match=r"cpp/a: .*after 0 s.*g\+\+"):
         make_artifact(root, hanging)
     gxx.tell("ok")
     assert not make_artifact(root, gxx.compiler).cached

@@ -197,6 +197,17 @@ def test_a_disk_that_fills_up_under_the_record_moves_on(
     assert not list((cache / "staging").iterdir())
 
 
+def test_a_home_from_which_nothing_may_be_loaded(root: Path, gxx: StandIn, cache: Path) -> None:
+    """P22: a home that is mounted noexec; the loader's refusal is taken for a broken compiler."""
+
+    def check(path: Path) -> None:
+        if path.is_relative_to(cache):
+            raise OSError(f"{path}: failed to map segment from shared object: Operation not permitted")
+
+    assert build(unit(root), gxx.compiler, check=check).layer == "temporary"
+    assert build(unit(root), gxx.compiler, check=check).cached
+
+
 def test_without_file_locks_a_rename_is_enough(
     root: Path, gxx: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -194,6 +195,45 @@ def test_cxx_is_a_command(
     assert found == command
     assert problem in text
     assert bool(problem) == bool(text)
+
+
+@pytest.mark.parametrize(
+    ("programs", "cxx", "ccbin", "told"),
+    [
+        (("gcc", "g++", "c++"), "", "", None),
+        (("clang++",), "", "", "clang++"),
+        (("gcc", "g++", "ccache", "g++-12"), "ccache g++-12", "", "g++-12"),
+        (("gcc", "g++", "mine"), "g++", "mine", None),
+        ((), "", "", None),
+    ],
+    ids=str,
+)
+def test_nvcc_is_told_of_a_host_compiler_that_it_would_not_find(
+    toolkit: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: tuple[str, ...],
+    cxx: str,
+    ccbin: str,
+    told: str | None,
+) -> None:
+    """Catches a compiler that is probed and another one, or none, that nvcc then runs."""
+    (tmp_path / "bin").mkdir()
+    for name in programs:
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\necho {name} 1.0\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CXX", cxx)
+    monkeypatch.setenv("NVCC_CCBIN", ccbin)
+    found = probe()
+    assert found.ccbin == told
+    assert found.part("host compiler").ok == bool(programs)
+    if told is not None:
+        source = tmp_path / "a.cu"
+        source.write_text("")
+        unit = Unit("jit", "a", source, "a.so", (), arch="sm_90")
+        with pytest.raises(BuildError, match=f"-ccbin {re.escape(told)} -gencode"):
+            build(unit, NvccCompiler(found))  # the stand-in refuses to compile, and shows how it was called
 
 
 @pytest.mark.parametrize(
