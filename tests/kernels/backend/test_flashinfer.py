@@ -19,13 +19,16 @@ import torch
 
 import rapid_llm.kernels.ops  # noqa: F401  (registers the rows)
 from rapid_llm.kernels import registry
+from rapid_llm.kernels.build.freezing import freeze, thaw
 from rapid_llm.kernels.ops.triton_support import INTERPRETED
-from rapid_llm.kernels.registry import UNMEASURED, ArgumentError, KernelSpec, probes
+from rapid_llm.kernels.registry import UNMEASURED, ArgumentError, KernelSpec, NotReadyError, probes
+from rapid_llm.kernels.registry.facts import Facts
 from rapid_llm.verify.conformance import check_callable
 
 STAND_IN = Path(__file__).parent / "flashinfer_stand_in"
 PACKAGE = "rapid_llm.kernels.backend.flashinfer"
 ROWS = [row for op in registry.ops() for row in registry.rows(op.id) if row.backend == "flashinfer"]
+TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 ATTENTION = [row for row in ROWS if row.op.startswith("attention")]
 WIDE = [row for row in ROWS if row.op in ("attention.decode", "attention.prefill", "rope", "silu_and_mul", "rmsnorm")]
 VARIANTS = [pytest.param(row, dtype, id=f"{row.name}-{dtype}") for row in ROWS for dtype in row.dtypes]
@@ -177,6 +180,55 @@ def test_wrappers_are_bounded() -> None:
     plans.forget()
     assert not plans._slots
     assert not plans._workspaces
+
+
+def test_plan_and_launch_hold_the_streams_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would go red if two threads of one stream could plan or launch between each other's plan and launch."""
+    decode, _ = _decode()
+    wrapper = importlib.import_module("flashinfer.decode").BatchDecodeWithPagedKVCacheWrapper
+    held: list[bool] = []
+
+    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            held.extend(slot.lock.locked() for slot in _module("_plans")._slots.values())
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in ("plan", "run"):
+        monkeypatch.setattr(wrapper, name, watched(getattr(wrapper, name)))
+    decode(*_decode_call())
+    assert held == [True, True]
+
+
+# -- first uses -------------------------------------------------------------------------------------------------------
+
+DIMS = {"hidden": 64, "rotary_dim": 64, "query_heads": 4, "kv_heads": 2, "head_dim": 64, "page_size": 16}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_prepared_rows_run_frozen(row: KernelSpec) -> None:
+    """Would go red if prepare() left something to be built by the first call, or a frozen process built it."""
+    module, attr = row.prepare.split(":") if row.prepare else ("", "")
+    op = registry.get_op(row.op)
+    dims = {name: size for name, size in DIMS.items() if name in op.dims}
+    facts = Facts(row.op, "cpu", dtype=row.dtypes[0], dims=dims)
+    freeze()
+    try:
+        with pytest.raises(NotReadyError, match="frozen"):
+            getattr(importlib.import_module(module), attr)(facts)
+        thaw()
+        getattr(importlib.import_module(module), attr)(facts)
+        freeze()
+        with pytest.raises(NotReadyError, match="captured"):
+            getattr(importlib.import_module(module), attr)(replace(facts, capturing=True, dtype="other"))
+        getattr(importlib.import_module(module), attr)(replace(facts, capturing=True))
+        calls = importlib.import_module(module)._CALLS[row.op]
+        sizes = [dims[name] for name in calls[0]]
+        for args in calls[1](torch.device("cpu"), getattr(torch, TYPES[row.dtypes[0]]), *sizes):
+            _target(row)(*args)
+    finally:
+        thaw()
 
 
 # -- arguments that only a host sees ----------------------------------------------------------------------------------

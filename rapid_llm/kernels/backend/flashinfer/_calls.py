@@ -9,8 +9,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from rapid_llm.kernels.build.freezing import check_thawed
 from rapid_llm.kernels.ops.arguments import overlaps
-from rapid_llm.kernels.registry import ArgumentError, KernelError
+from rapid_llm.kernels.registry import ArgumentError, NotReadyError
 
 ALIGNMENT: Final = 128
 """Bytes: flashinfer's CuTe kernels are compiled for addresses as aligned as their rows are long, at most this much."""
@@ -59,12 +60,14 @@ def on_device(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 def first_use(*key: Hashable) -> None:
-    """Raise `KernelError` where the first use of a kernel, which builds it, would fall into a graph capture."""
+    """Raise `NotReadyError` where the first use of a kernel, which builds it, comes while kernels are frozen or a CUDA
+    graph is captured."""
     if key in _used:
         return
+    check_thawed(f"flashinfer's {key[0]}")
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        raise KernelError(
+        raise NotReadyError(
             f"flashinfer builds {key[0]} on its first use, which a CUDA graph capture does not allow: "
-            "call it once with these shapes before the capture"
+            "prepare() it, or call it once with these shapes, before the capture"
         )
     _used.add(key)

@@ -13,7 +13,7 @@ import torch
 
 from rapid_llm.kernels.backend.flashinfer import LIBRARY
 from rapid_llm.kernels.backend.flashinfer._attention import LAYOUT, check, launch, operands
-from rapid_llm.kernels.backend.flashinfer._calls import deliver, on_device
+from rapid_llm.kernels.backend.flashinfer._calls import deliver, first_use, on_device
 from rapid_llm.kernels.backend.flashinfer._plans import Batch, decode_batch, slot
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -48,6 +48,8 @@ def attention_decode(
     pages, page_size, kv_heads, _ = k_cache.shape
     query, scale = operands(query, float(scale))
     tensor_cores = heads // kv_heads not in CUDA_CORE_GROUPS
+
+    first_use(_OP, query.dtype, head_dim, tensor_cores)
 
     def plan(wrapper: Any, batch: Batch) -> None:
         with on_device(query):

@@ -13,7 +13,7 @@ import torch
 
 from rapid_llm.kernels.backend.flashinfer import LIBRARY
 from rapid_llm.kernels.backend.flashinfer._attention import LAYOUT, check, launch, operands
-from rapid_llm.kernels.backend.flashinfer._calls import deliver, on_device
+from rapid_llm.kernels.backend.flashinfer._calls import deliver, first_use, on_device
 from rapid_llm.kernels.backend.flashinfer._plans import Batch, prefill_batch, slot
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -48,6 +48,8 @@ def attention_prefill(
         return deliver(torch.empty_like(query), out)
     pages, page_size, kv_heads, _ = k_cache.shape
     query, scale = operands(query, float(scale))
+
+    first_use(_OP, query.dtype, head_dim)
 
     def plan(wrapper: Any, batch: Batch) -> None:
         with on_device(query):

@@ -55,6 +55,7 @@ register(
             backend="flashinfer",
             target="rapid_llm.kernels.backend.flashinfer.silu_and_mul:silu_and_mul",
             available="rapid_llm.kernels.backend.flashinfer:available",
+            prepare="rapid_llm.kernels.backend.flashinfer.prepare:prepare",
             devices=("cuda",),
             dtypes=(dtype,),
             capability=((80, None),),

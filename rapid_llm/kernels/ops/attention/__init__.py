@@ -181,6 +181,7 @@ def _flashinfer(op: str, function: str, dtype: str, suffix: str) -> KernelSpec:
         backend="flashinfer",
         target=f"rapid_llm.kernels.backend.flashinfer.{function}:{function}",
         available="rapid_llm.kernels.backend.flashinfer:available",
+        prepare="rapid_llm.kernels.backend.flashinfer.prepare:prepare",
         devices=("cuda",),
         dtypes=(dtype,),
         capability=((80, None),),

@@ -102,6 +102,7 @@ def _flashinfer(op: str, layout: tuple[str, ...], dtype: str, *flushes: str, suf
         backend="flashinfer",
         target=f"rapid_llm.kernels.backend.flashinfer.{op}:{op}",
         available="rapid_llm.kernels.backend.flashinfer:available",
+        prepare="rapid_llm.kernels.backend.flashinfer.prepare:prepare",
         devices=("cuda",),
         dtypes=(dtype,),
         capability=((80, None),),

@@ -61,6 +61,7 @@ register(
             backend="flashinfer",
             target="rapid_llm.kernels.backend.flashinfer.rope:rope",
             available="rapid_llm.kernels.backend.flashinfer:available",
+            prepare="rapid_llm.kernels.backend.flashinfer.prepare:prepare",
             devices=("cuda",),
             dtypes=(dtype,),
             capability=((80, None),),

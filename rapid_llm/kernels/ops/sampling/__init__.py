@@ -45,6 +45,7 @@ register(
         backend="flashinfer",
         target="rapid_llm.kernels.backend.flashinfer.sample:sample",
         available="rapid_llm.kernels.backend.flashinfer:available",
+        prepare="rapid_llm.kernels.backend.flashinfer.prepare:prepare",
         devices=("cuda",),
         dtypes=("fp32", "fp16", "bf16"),
         capability=((80, None),),
