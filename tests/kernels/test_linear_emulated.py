@@ -72,6 +72,7 @@ def _assert_close(result: Tensor, **arguments: Tensor | str | None) -> None:
         *((0, 33, 64, 3, 3), (0, 40, 520, 8, 1), (0, 16, 8, 1, 1)),
         *((1, 20, 328, 5, 3), (1, 9, 1000, 8, 2)),
         *((2, 9, 37, 7, 2), (2, 3, 1, 2, 1), (2, 5, 0, 1, 1)),
+        *((6, 20, 2056, 1, 4), (6, 6, 8, 1, 1), (7, 5, 1288, 1, 3)),
     ],
 )
 def test_dense(run: Run, kind: int, outputs: int, features: int, rows: int, blocks: int, early: bool) -> None:

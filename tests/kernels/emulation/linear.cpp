@@ -1,5 +1,6 @@
 // The kernels of linear for few rows, run on the CPU for bf16.
 #include "gemm/linear_gemv.cuh"
+#include "gemm/linear_row.cuh"
 #include "gemm/linear_tiled.cuh"
 
 using namespace rapid_llm;
@@ -33,7 +34,8 @@ void tiled(const GemvArguments& a, int blocks) {
 
 }  // namespace
 
-// kind 0: rows that are whole; 1: one tile a block, deep; 2: any rows; 3, 4, 5: records of q8_0, q4_0, q4_1.
+// kind 0: rows that are whole; 1: one tile a block, deep; 2: any rows; 3, 4, 5: records of q8_0, q4_0, q4_1; 6, 7: one
+// row of input, 6 and 2 outputs a block.
 // Blocks walk over several tiles where `blocks` is fewer than these.
 extern "C" void linear_emulated(int kind, int blocks, const void* weight, const void* input, const void* bias, void* out,
                                 int outputs, int features, int rows, int early) {
@@ -46,6 +48,8 @@ extern "C" void linear_emulated(int kind, int blocks, const void* weight, const 
     case 2: return dense<2, 1, 1, 1, false>(a, blocks);
     case 3: return tiled<Blocks::q8_0>(a, blocks);
     case 4: return tiled<Blocks::q4_0>(a, blocks);
+    case 6: return emulation::launch(blocks, 128, [&] { linear_row_kernel<bfloat16_t, 4, 2, 3, 2>(a); });
+    case 7: return emulation::launch(blocks, 64, [&] { linear_row_kernel<bfloat16_t, 2, 1, 1, 4>(a); });
     case 5: return tiled<Blocks::q4_1>(a, blocks);
   }
 }

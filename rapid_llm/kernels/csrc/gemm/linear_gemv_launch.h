@@ -2,17 +2,10 @@
 #pragma once
 
 #include "gemm/linear_gemv.cuh"
+#include "gemm/linear_row.cuh"
 #include "rapid_llm/launch.h"
 
 namespace rapid_llm {
-
-// Which kernel takes a weight. It must not depend on the number of rows of input: a row's result would, too.
-enum class GemvPlan { narrow, usual, deep };
-
-inline GemvPlan gemv_plan(int64_t outputs, int64_t features, int multiprocessors) {
-  if (outputs <= multiprocessors * 2 * GEMV_OUTPUTS) return GemvPlan::narrow;
-  return features >= 2048 ? GemvPlan::deep : GemvPlan::usual;
-}
 
 // The kernel before this one may still be running when this one starts, where the GPU can do that (Hopper and later):
 // every block waits for its end before it reads the input or writes.
@@ -34,20 +27,36 @@ inline void launch_gemv(const Launch& launch, const GemvArguments& arguments, vo
 
 template <class T, int WARPS, int TILES, int PIECES, int DEPTH, bool WHOLE>
 void launch_dense(const Launch& launch, const GemvArguments& arguments) {
-  launch_gemv(launch, arguments, linear_gemv_kernel<T, WARPS, TILES, PIECES, DEPTH, WHOLE, Cache::stream>,
+  launch_gemv(launch, arguments, linear_gemv_kernel<T, WARPS, TILES, PIECES, DEPTH, WHOLE, Cache::stream_wide>,
               TILES * GEMV_OUTPUTS, WARPS * 32);
 }
 
+template <class T, int WARPS, int SHARE, int ROWS, int DEPTH>
+void launch_row(const Launch& launch, const GemvArguments& arguments) {
+  launch_gemv(launch, arguments, linear_row_kernel<T, WARPS, SHARE, ROWS, DEPTH>, WARPS / SHARE * ROWS, WARPS * 32);
+}
+
+// How much of the GPU is busy, on average, while `blocks` run of which `slots` run at a time.
+inline double filled(int64_t blocks, int64_t slots) {
+  return static_cast<double>(blocks) / static_cast<double>((blocks + slots - 1) / slots * slots);
+}
+
+// Which kernel takes which weight, measured on an H200. For two rows of input and more it must not depend on how many
+// they are: a row's result would, too.
 template <class T>
 void plan_gemv(const Launch& launch, const GemvArguments& arguments, bool whole) {
+  if (!whole) return launch_dense<T, 8, 1, 1, 1, false>(launch, arguments);
+  if (arguments.rows > 1) return launch_dense<T, 8, 2, 2, 2, true>(launch, arguments);
+  const int64_t outputs = arguments.outputs;
+  if (arguments.features < 1024) return launch_row<T, 4, 1, 1, 4>(launch, arguments);
+  if (outputs <= 1024 || arguments.features >= 4 * outputs) return launch_row<T, 8, 8, 2, 2>(launch, arguments);
   int multiprocessors = 0;
   check("linear", cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, launch.device()));
-  if (!whole) return launch_dense<T, 8, 1, 1, 1, false>(launch, arguments);
-  switch (gemv_plan(arguments.outputs, arguments.features, multiprocessors)) {
-    case GemvPlan::narrow: return launch_dense<T, 8, 1, 2, 2, true>(launch, arguments);
-    case GemvPlan::usual: return launch_dense<T, 4, 2, 2, 2, true>(launch, arguments);
-    case GemvPlan::deep: return launch_dense<T, 8, 2, 2, 2, true>(launch, arguments);
+  // Registers let a multiprocessor hold 4 blocks of the one and 6 of the other.
+  if (filled((outputs + 7) / 8, 4 * multiprocessors) >= filled((outputs + 3) / 4, 6 * multiprocessors)) {
+    return launch_row<T, 8, 2, 2, 2>(launch, arguments);
   }
+  launch_row<T, 4, 4, 4, 2>(launch, arguments);
 }
 
 // Where row `row` of a tensor begins: rows are counted over all dimensions but the last.

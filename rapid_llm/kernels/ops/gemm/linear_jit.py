@@ -1,7 +1,8 @@
 """`jit/linear*`: up to 8 rows of input times a dense weight, one call of a CUDA launcher: csrc/gemm/linear_gemv.cu.
 
-A row of the result has the same bits however many rows the input has. `linear_settled` reads the first weights while
-the previous kernel still runs, which is right only for a weight that no kernel is writing: `settle` sees to that.
+A row of the result has the same bits whether the input has two rows or eight; one row alone takes a faster kernel.
+`linear_settled` reads the first weights while the previous kernel still runs, which is right only for a weight that no
+kernel is writing: `settle` sees to that.
 """
 
 from __future__ import annotations

@@ -103,6 +103,17 @@ inline bfloat16_t from_float(float x) {
   return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
+inline float warp_sum(float x) {
+  static float held[32][32];
+  const int warp = threadIdx.x / 32;
+  held[warp][threadIdx.x % 32] = x;
+  emulation::sync_warp();
+  float sum = 0.0f;
+  for (const float one : held[warp]) sum += one;
+  emulation::sync_warp();
+  return sum;
+}
+
 inline void wait_for_previous() {}
 inline void allow_next() {}
 
