@@ -41,7 +41,6 @@ extern "C" void linear_emulated(int kind, int blocks, const void* weight, const 
                                 int outputs, int features, int rows, int early) {
   GemvArguments a = arguments(weight, input, bias, out, outputs, features, rows);
   a.early = early != 0;
-  a.ahead = 4096;
   switch (kind) {
     case 0: return dense<2, 2, 2, 2, true>(a, blocks);
     case 1: return dense<4, 1, 1, 4, true>(a, blocks);

@@ -28,10 +28,8 @@ struct GemvArguments {
   i64 input_at[GEMV_ROWS], out_at[GEMV_ROWS];
   i64 outputs;
   int features, rows;
-  // How to use the time until the previous kernel ends. `early`: read the first weights, which it must not be writing.
-  // `ahead`: bytes of each row of weights to bring into the L2 cache, which is right even if they are being written.
+  // Reads the first weights before the previous kernel ends, which must not be writing them.
   bool early;
-  int ahead;
 };
 
 #ifdef __CUDACC__
@@ -52,13 +50,12 @@ __device__ __forceinline__ Piece load_elements(const unsigned short* row, int k,
 template <class T, int WARPS, int TILES, int PIECES, int DEPTH, bool WHOLE, Cache CACHE>
 struct GemvWarp {
   static constexpr int CHUNK = 32 * PIECES;
-  static constexpr int warps = WARPS, tiles = TILES, depth = DEPTH, first_bytes = WARPS * DEPTH * CHUNK * 2;
+  static constexpr int warps = WARPS, tiles = TILES, depth = DEPTH;
 
   const unsigned short* weight[TILES];
   const unsigned short* input;
   int features, chunks, k0;
   bool has_input;
-  u64 policy;
   Piece weights[DEPTH][PIECES][TILES];
   Piece inputs[DEPTH][PIECES];
   float sums[TILES][2][4];
@@ -70,8 +67,6 @@ struct GemvWarp {
     k0 = lane % 4 * 8;
     has_input = lane / 4 < a.rows;
     input = static_cast<const unsigned short*>(a.input) + (has_input ? a.input_at[lane / 4] : 0);
-    policy = 0;
-    if constexpr (CACHE == Cache::evict_first) policy = evict_first_policy();
   }
 
   // Outputs past the last read the last one's weights; their sums are not stored.
@@ -91,21 +86,11 @@ struct GemvWarp {
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
         if constexpr (WHOLE) {
-          weights[at][p][tile] = load_weight<CACHE>(weight[tile] + k, k < features, policy);
+          weights[at][p][tile] = load_weight<CACHE>(weight[tile] + k, k < features);
         } else {
           weights[at][p][tile] = load_elements(weight[tile], k, features);
         }
       }
-    }
-  }
-
-  // The block's first lanes bring `ahead` bytes of each of its rows into L2, after those that are loaded early.
-  __device__ __forceinline__ void prefetch(const GemvArguments& a, i64 first) const {
-    const int skip = a.early ? first_bytes : 0, left = a.features * 2 - skip;
-    const int bytes = (a.ahead < left ? a.ahead : left) & ~15;
-    const i64 row = first + threadIdx.x;
-    if (WHOLE && threadIdx.x < TILES * GEMV_OUTPUTS && row < a.outputs && bytes > 0) {
-      prefetch_l2(static_cast<const char*>(a.weight) + row * a.weight_stride * 2 + skip, bytes);
     }
   }
 
@@ -115,7 +100,7 @@ struct GemvWarp {
     for (int p = 0; p < PIECES; ++p) {
       const int k = chunk * CHUNK + p * 32 + k0;
       if constexpr (WHOLE) {
-        inputs[at][p] = load_weight<Cache::normal>(input + k, has_input && k < features, 0);
+        inputs[at][p] = load_weight<Cache::normal>(input + k, has_input && k < features);
       } else {
         inputs[at][p] = load_elements(input, k, has_input ? features : 0);
       }
@@ -208,7 +193,6 @@ __device__ __forceinline__ void gemv(const GemvArguments& a, Warp& my, float* pa
   allow_next();
   my.point(a, first);
   if (a.early) load_weights();
-  my.prefetch(a, first);
   // Every block waits, so that this kernel's end implies the previous one's, and before it writes: out may be in use.
   wait_for_previous();
   if (!a.early) load_weights();

@@ -38,13 +38,13 @@ struct RowWarp {
     const int k = step * 256 + k0;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
-      weights[at][row] = load_weight<Cache::stream>(weight[row] + k, k < features, 0);
+      weights[at][row] = load_weight<Cache::stream>(weight[row] + k, k < features);
     }
   }
 
   __device__ __forceinline__ void load_inputs(int at, int step) {
     const int k = step * 256 + k0;
-    inputs[at] = load_weight<Cache::normal>(input + k, k < features, 0);
+    inputs[at] = load_weight<Cache::normal>(input + k, k < features);
   }
 
   static __device__ __forceinline__ float element(u32 pair, int half) {

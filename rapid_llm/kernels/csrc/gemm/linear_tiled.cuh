@@ -113,26 +113,24 @@ struct TiledWarp {
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
       const char* record = weight[tile] + static_cast<i64>(chunk) * F::RECORD;
-      codes[at][tile] = load_weight<Cache::stream>(record + lane * 16, inside, 0);
+      codes[at][tile] = load_weight<Cache::stream>(record + lane * 16, inside);
       const char* mine = record + 512 + lane % 4 * F::WORDS * 4;
       if constexpr (F::WORDS == 2) {
         scales[at][tile][0] = load_half_weight(mine, inside);
       } else {
 #pragma unroll
         for (int i = 0; i < F::WORDS / 4; ++i) {
-          scales[at][tile][i] = load_weight<Cache::stream>(mine + i * 16, inside, 0);
+          scales[at][tile][i] = load_weight<Cache::stream>(mine + i * 16, inside);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void prefetch(const GemvArguments&, i64) const {}
-
   __device__ __forceinline__ void load_inputs(int at, int chunk) {
 #pragma unroll
     for (int block = 0; block < F::GROUP; ++block) {
       const int k = (chunk * F::GROUP + block) * 32 + k0;
-      inputs[at][block] = load_weight<Cache::normal>(input + k, has_input && k < features, 0);
+      inputs[at][block] = load_weight<Cache::normal>(input + k, has_input && k < features);
     }
   }
 

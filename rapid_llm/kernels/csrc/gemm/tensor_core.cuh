@@ -11,26 +11,25 @@ struct Piece {  // 8 elements of 2 bytes
   u32 at[4];
 };
 
-enum class Cache { stream, stream_wide, evict_first, normal };
+// `wide` has L2 fetch 256 bytes around what is asked for.
+enum class Cache { stream, stream_wide, normal };
 
 // A weight is read once: it takes no room in L1. Zero where `inside` is false.
 template <Cache CACHE>
-__device__ __forceinline__ Piece load_weight(const void* from, bool inside, u64 policy) {
+__device__ __forceinline__ Piece load_weight(const void* from, bool inside) {
   Piece p;
-#define RAPID_LLM_LOAD(how, operands, ...)                                                              \
-  asm volatile(                                                                                         \
-      "{ .reg .pred inside; setp.ne.b32 inside, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "   \
-      "mov.b32 %3, 0; @inside ld.global" how ".v4.b32 {%0, %1, %2, %3}, [%4]" operands "; }"            \
-      : "=&r"(p.at[0]), "=&r"(p.at[1]), "=&r"(p.at[2]), "=&r"(p.at[3])                                  \
-      : "l"(from), "r"(static_cast<int>(inside)), ##__VA_ARGS__)
+#define RAPID_LLM_LOAD(how)                                                                           \
+  asm volatile(                                                                                       \
+      "{ .reg .pred inside; setp.ne.b32 inside, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; " \
+      "mov.b32 %3, 0; @inside ld.global" how ".v4.b32 {%0, %1, %2, %3}, [%4]; }"                      \
+      : "=&r"(p.at[0]), "=&r"(p.at[1]), "=&r"(p.at[2]), "=&r"(p.at[3])                                \
+      : "l"(from), "r"(static_cast<int>(inside)))
   if constexpr (CACHE == Cache::stream) {
-    RAPID_LLM_LOAD(".L1::no_allocate", "");
+    RAPID_LLM_LOAD(".L1::no_allocate");
   } else if constexpr (CACHE == Cache::stream_wide) {
-    RAPID_LLM_LOAD(".L1::no_allocate.L2::256B", "");
-  } else if constexpr (CACHE == Cache::evict_first) {
-    RAPID_LLM_LOAD(".L1::no_allocate.L2::cache_hint", ", %6", "l"(policy));
+    RAPID_LLM_LOAD(".L1::no_allocate.L2::256B");
   } else {
-    RAPID_LLM_LOAD("", "");
+    RAPID_LLM_LOAD("");
   }
 #undef RAPID_LLM_LOAD
   return p;
@@ -94,20 +93,6 @@ __device__ __forceinline__ u32 lowered<bfloat16_t>(u32 raised, u32 down) {
   u32 pair;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(raised), "r"(0x3f803f80), "r"(down));
   return pair;
-}
-
-__device__ __forceinline__ u64 evict_first_policy() {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// Asks for `bytes`, a multiple of 16, to be brought into L2. A hint: what is read later is right whatever was in the
-// making when it was given.
-__device__ __forceinline__ void prefetch_l2(const void* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
 }
 
 #endif  // __CUDACC__

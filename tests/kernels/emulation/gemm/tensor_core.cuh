@@ -9,10 +9,10 @@ struct Piece {
   u32 at[4];
 };
 
-enum class Cache { stream, stream_wide, evict_first, normal };
+enum class Cache { stream, stream_wide, normal };
 
 template <Cache CACHE>
-Piece load_weight(const void* from, bool inside, u64) {
+Piece load_weight(const void* from, bool inside) {
   Piece p{};
   if (inside) std::memcpy(&p, from, 16);
   return p;
@@ -62,8 +62,5 @@ u32 lowered(u32 raised, u32 down) {
   }
   return pair;
 }
-
-inline u64 evict_first_policy() { return 0; }
-inline void prefetch_l2(const void*, int) {}
 
 }  // namespace rapid_llm
