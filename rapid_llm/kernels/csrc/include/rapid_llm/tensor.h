@@ -4,9 +4,9 @@
 #pragma once
 
 #include <cstdint>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace rapid_llm {
 
@@ -58,11 +58,22 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Messages are put together without streams: a stream asks the locale how to write a number, and where a process holds
+// two C++ runtimes (a library that brought its own) that look-up can end in the other one's memory.
+template <class Part>
+void append(std::string& text, const Part& part) {
+  if constexpr (std::is_arithmetic_v<Part>) {
+    text += std::to_string(part);
+  } else {
+    text += part;
+  }
+}
+
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw Error(text.str());
+  std::string text;
+  (append(text, parts), ...);
+  throw Error(text);
 }
 
 #define RAPID_CHECK(condition, ...)               \
@@ -128,11 +139,9 @@ struct Tensor {
   }
 
   std::string shape() const {
-    std::ostringstream text;
-    text << '(';
-    for (int at = 0; at < dim; ++at) text << (at ? ", " : "") << sizes[at];
-    text << ')';
-    return text.str();
+    std::string text = "(";
+    for (int at = 0; at < dim; ++at) text += (at ? ", " : "") + std::to_string(sizes[at]);
+    return text + ")";
   }
 };
 
