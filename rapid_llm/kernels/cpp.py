@@ -1,38 +1,65 @@
-"""C++ kernels for the CPU, compiled on first use: no torch headers, plain C symbols, loaded with ctypes.
+"""C++ kernels for the CPU, compiled on first use into extension modules without any of torch's headers.
 
-The build engine keeps each library under a key of everything that shapes it: source, headers, flags, compiler, vector
-extensions and OpenMP runtime.
+A source is compiled for a level of vector extensions, the highest that this CPU has, so an artifact serves every
+machine of its level. The module reads tensors through torch's DLPack exchange API and Python through its limited API
+(`csrc/include/rapid_llm/module.h`), and links torch's own OpenMP runtime.
 """
 
 from __future__ import annotations
 
-import ctypes
 import platform as _host
+import sysconfig
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 from rapid_llm import settings
 from rapid_llm.platform import cpu_info
 
-from .build import BuildError, GxxCompiler, Unit, build, cpu_arch
-from .build.toolchain import host_command
+from .build import BuildError, GxxCompiler, Unit, build
+from .build.extension import import_extension
+from .build.toolchain import host_command, python_part
 
 SOURCES: Final = Path(__file__).parent / "csrc"
+INCLUDES: Final = (SOURCES, SOURCES / "include")
 FLAGS: Final = (
-    *("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
-    *("-fopenmp", "-fPIC", "-shared"),
+    *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden"),
 )
 """NaN, infinities, signed zeros and the order of sums keep their meaning: no -ffast-math."""
 
-NEEDS: Final = ("avx2", "fma", "f16c")
-"""Vector extensions that the sources use at least."""
 
-_locks: Final[defaultdict[str, threading.Lock]] = defaultdict(threading.Lock)
-"""One a library, so that several are built at once."""
-_loaded: Final[dict[str, ctypes.CDLL]] = {}
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A set of vector extensions that a source is compiled for; `isa` has the names of `CPUInfo.isa`."""
+
+    name: str
+    isa: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What this CPU lacks of it."""
+        return tuple(i for i in self.isa if i not in cpu_info().isa)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return tuple(f"-m{i.replace('_', '')}" for i in self.isa)
+
+
+_AVX2: Final = ("avx2", "fma", "f16c")
+_AVX512: Final = (*_AVX2, "avx512f", "avx512bw", "avx512vl")
+LEVELS: Final = (Level("avx2", _AVX2), Level("avx512", _AVX512))
+"""The lowest first; each has the extensions of those before it."""
+
+_FACTS: Final = {"python": "abi3, 3.11 and later", "tensors": "DLPack exchange API 1"}
+
+_Key = tuple[str, str, Level]
+_locks: Final[defaultdict[_Key, threading.Lock]] = defaultdict(threading.Lock)
+"""One a module, so that several are built at once."""
+_loaded: Final[dict[_Key, ModuleType]] = {}
 
 
 def available() -> bool | str:
@@ -41,11 +68,13 @@ def available() -> bool | str:
         return "RAPID_LLM_JIT=off"
     if _host.machine() not in ("x86_64", "AMD64"):
         return f"the C++ kernels are for x86-64, this machine is {_host.machine()}"
-    missing = [i for i in NEEDS if i not in cpu_info().isa]
-    if missing:
-        return f"the CPU lacks {', '.join(missing)}"
+    if LEVELS[0].missing:
+        return f"the CPU lacks {', '.join(LEVELS[0].missing)}"
     _, problem = host_command()
-    return problem or True
+    if problem:
+        return problem
+    header = python_part()
+    return True if header.ok else f"{header.name}: {header.text}; {header.fix}"
 
 
 def available_bf16() -> bool | str:
@@ -55,31 +84,45 @@ def available_bf16() -> bool | str:
     return available()
 
 
-def load_cpp(name: str, source: str) -> ctypes.CDLL:
-    """The library compiled from `csrc/<source>`, built on first use; raises `BuildError`."""
-    with _locks[name]:
-        if name not in _loaded:
+def levels() -> tuple[Level, ...]:
+    """Those that this CPU runs, the lowest first."""
+    return tuple(level for level in LEVELS if not level.missing)
+
+
+def load_cpp(name: str, source: str, level: Level | None = None) -> ModuleType:
+    """The module `rapid_llm_cpp_<name>` compiled from `csrc/<source>`, built on first use; raises `BuildError`.
+
+    level: of vector extensions; None is the highest that this CPU has.
+    """
+    usable = levels()
+    if not usable or (level is not None and level.missing):
+        lowest = level or LEVELS[0]
+        raise BuildError(f"cpp/{name}: {lowest.name} needs {', '.join(lowest.missing)}, which this CPU lacks")
+    key = (name, source, level or usable[-1])
+    with _locks[key]:
+        if key not in _loaded:
             command, problem = host_command()
             if problem:
                 raise BuildError(f"cpp/{name}: {problem}")
-            _loaded[name] = ctypes.CDLL(str(build(_unit(name, source), GxxCompiler(command)).path))
-        return _loaded[name]
+            artifact = build(_unit(*key), GxxCompiler(command))
+            _loaded[key] = import_extension(f"rapid_llm_cpp_{name}", artifact.path)
+        return _loaded[key]
 
 
-def function(library: ctypes.CDLL, name: str, signature: str, result: type | None = None) -> Callable[..., Any]:
-    """A C function of `library`; `signature` has one letter an argument: p pointer, n int64, i int, f float."""
-    found = getattr(library, name)
-    found.argtypes = tuple(_TYPES[letter] for letter in signature)
-    found.restype = result
-    call: Callable[..., Any] = found
-    return call
-
-
-_TYPES: Final = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float}
-
-
-def _unit(name: str, source: str) -> Unit:
-    return Unit("cpp", name, SOURCES / source, f"{name}.so", FLAGS, link_inputs=_openmp(), arch=cpu_arch())
+def _unit(name: str, source: str, level: Level) -> Unit:
+    own = ("-DRAPID_LLM_CPU", f"-DRAPID_LLM_MODULE_NAME=rapid_llm_cpp_{name}")
+    return Unit(
+        path="cpp",
+        name=name,
+        source=SOURCES / source,
+        output=f"{name}.abi3.so",
+        flags=(*FLAGS, *level.flags, *own),
+        include_dirs=INCLUDES,
+        link_inputs=_openmp(),
+        arch=level.name,
+        facts=_FACTS,
+        system_dirs=(Path(sysconfig.get_path("include")),),
+    )
 
 
 def _openmp() -> tuple[Path, ...]:

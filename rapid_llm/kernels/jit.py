@@ -11,8 +11,6 @@ Sources that include torch's own headers are `torch.utils.cpp_extension.load`'s 
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import sysconfig
 import threading
 from collections import defaultdict
@@ -26,6 +24,7 @@ from rapid_llm.platform import has_nvidia
 
 from .build import BuildError, NvccCompiler, Unit, build, nvcc_arch, toolchain
 from .build.arch import arch_list
+from .build.extension import import_extension
 from .registry import ArgumentError, KernelError, NotReadyError
 from .registry.probes import Probe
 
@@ -148,7 +147,7 @@ def _build(name: str, source: str, flags: tuple[str, ...], arch: str) -> ModuleT
         known = ", ".join(tools.archs)
         raise BuildError(f"jit/{name}: nvcc {tools.part('nvcc').text} does not compile for {arch}, only for {known}")
     artifact = build(_unit(name, source, flags, arch), NvccCompiler(tools))
-    return _import(f"rapid_llm_jit_{name}", artifact.path)
+    return import_extension(f"rapid_llm_jit_{name}", artifact.path)
 
 
 def _unit(name: str, source: str, flags: tuple[str, ...], arch: str) -> Unit:
@@ -168,19 +167,6 @@ def _unit(name: str, source: str, flags: tuple[str, ...], arch: str) -> Unit:
         arch=arch,
         facts=_FACTS,
     )
-
-
-def _import(name: str, path: Path) -> ModuleType:
-    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    if spec is None:
-        raise BuildError(f"{name}: {path} is no extension module")
-    try:
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-    except Exception as error:  # of the dynamic linker, or of a torch whose exchange API is another
-        raise BuildError(f"{name}: {path} does not import: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _current_arch(name: str) -> str:

@@ -1,5 +1,8 @@
 // A module with the package's own door and host headers, compiled by a C++ compiler: what launchers see of tensors, and
 // what they refuse, tried where there is no GPU. `copy_rows` walks rows on the CPU as a kernel would.
+#include <chrono>
+#include <thread>
+
 #include "rapid_llm/module.h"
 #include "rapid_llm/rows.h"
 
@@ -28,6 +31,20 @@ void written(const Tensor& a) { check_written("written", "a", a); }
 void alias(const Tensor& out, const Tensor& input) { check_alias("alias", out, "input", input); }
 void apart(const Tensor& a, const Tensor& b) { check_disjoint("apart", "a", a, "b", b); }
 
+bool is_cpu(const Tensor& a) { return a.cpu && !a.cuda; }
+
+void outside(int64_t at) { fail<IndexError>("outside: slot ", at, " is not there"); }
+
+// Waits, without holding up the interpreter, until another thread has set the flag; gives up after about a minute.
+void wait_for(const Tensor& flag) {
+  const door::Unlocked unlocked(1 << 20);
+  for (int i = 0; i < 60000; ++i) {
+    if (*static_cast<volatile float*>(flag.data) == 1.0f) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  fail("wait_for: no other thread ran");
+}
+
 void copy_rows(Tensor& out, const Tensor& input) {
   const int64_t columns = input.size(-1);
   if (input.numel() == 0) return;
@@ -45,4 +62,5 @@ void copy_rows(Tensor& out, const Tensor& input) {
 
 RAPID_LLM_MODULE(RAPID_LLM_FUNCTION(on_cuda), RAPID_LLM_FUNCTION(arrive), RAPID_LLM_FUNCTION(same_kind),
                  RAPID_LLM_FUNCTION(dense), RAPID_LLM_FUNCTION(dense_rows), RAPID_LLM_FUNCTION(written),
-                 RAPID_LLM_FUNCTION(alias), RAPID_LLM_FUNCTION(apart), RAPID_LLM_FUNCTION(copy_rows))
+                 RAPID_LLM_FUNCTION(alias), RAPID_LLM_FUNCTION(apart), RAPID_LLM_FUNCTION(copy_rows),
+                 RAPID_LLM_FUNCTION(is_cpu), RAPID_LLM_FUNCTION(outside), RAPID_LLM_FUNCTION(wait_for))

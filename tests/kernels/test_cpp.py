@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 
 from rapid_llm.kernels import cpp, explain
 from rapid_llm.kernels.build import counters
-from rapid_llm.kernels.build.toolchain import host_command
+from rapid_llm.kernels.build.toolchain import Part, host_command
 from rapid_llm.kernels.registry import dispatcher, probes
 
 pytestmark = pytest.mark.skipif(cpp.available() is not True, reason=f"C++ kernels: {cpp.available()}")
@@ -30,17 +32,28 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "answer.h").write_text("#pragma once\n#define ANSWER 42\n")
     file = tmp_path / "answer.cpp"
-    file.write_text('#include "include/answer.h"\nextern "C" int answer() { return ANSWER; }\n')
+    file.write_text(SOURCE)
     return file
+
+
+SOURCE = """
+#include "include/answer.h"
+#include "rapid_llm/module.h"
+namespace rapid_llm {
+bool answer(int64_t said) { return said == ANSWER; }
+}
+RAPID_LLM_MODULE(RAPID_LLM_FUNCTION(answer))
+"""
 
 
 def answer() -> int:
     cpp._loaded.clear()
-    return int(cpp.function(cpp.load_cpp("answer", "answer.cpp"), "answer", "", ctypes.c_int)())
+    right: Callable[[int], bool] = cpp.load_cpp("answer", "answer.cpp").answer
+    return next(said for said in range(100) if right(said))
 
 
 def libraries(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache" / "builds" / "cpp").glob("answer-*/answer.so"))
+    return sorted((tmp_path / "cache" / "builds" / "cpp").glob("answer-*/answer.abi3.so"))
 
 
 def test_a_kernel_is_built_once_and_again_when_its_header_changes(source: Path, tmp_path: Path) -> None:
@@ -74,8 +87,8 @@ def test_nothing_half_built_is_ever_taken(source: Path, tmp_path: Path, cut: int
 
 
 def test_a_broken_source_names_the_first_error_the_command_and_the_log(source: Path) -> None:
-    source.write_text('extern "C" int answer() { return undeclared; }\n')
-    with pytest.raises(cpp.BuildError, match=r"answer\.cpp:1:.*undeclared") as caught:
+    source.write_text(SOURCE.replace("ANSWER", "undeclared"))
+    with pytest.raises(cpp.BuildError, match=r"answer\.cpp:5:.*undeclared") as caught:
         answer()
     text = str(caught.value)
     assert "command: " in text
@@ -90,7 +103,7 @@ def test_an_unwritable_cache_is_replaced_by_a_directory_of_ones_own(
     monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "file" / "below"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert answer() == 42
-    assert list(tmp_path.glob(f"rapid_llm-{os.getuid()}/builds/cpp/answer-*/answer.so"))
+    assert list(tmp_path.glob(f"rapid_llm-{os.getuid()}/builds/cpp/answer-*/answer.abi3.so"))
 
 
 def test_processes_may_build_at_once(source: Path, tmp_path: Path) -> None:
@@ -98,11 +111,11 @@ def test_processes_may_build_at_once(source: Path, tmp_path: Path) -> None:
         from pathlib import Path
         from rapid_llm.kernels import cpp
         cpp.SOURCES = Path({str(tmp_path)!r})
-        print(cpp.load_cpp("answer", "answer.cpp").answer())
+        print(cpp.load_cpp("answer", "answer.cpp").answer(42))
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(3)]
-    assert [p.communicate()[0].strip() for p in processes] == ["42"] * 3
+    assert [p.communicate()[0].strip() for p in processes] == ["True"] * 3
     assert len(libraries(tmp_path)) == 1
 
 
@@ -132,6 +145,39 @@ def test_without_a_compiler_the_rows_are_out_and_say_why(
     rows = {r["name"]: r for r in found["rows"]}  # type: ignore[attr-defined,index]
     assert found["selected"] == "native/rmsnorm"
     assert expected in rows["cpp/rmsnorm"]["reasons"][0]["text"]
+
+
+def test_without_pythons_header_the_rows_are_out_and_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a row that a probe lets in and that then fails to compile, where Python.h is not installed."""
+    missing = Part("Python.h", False, "/usr/include/python3.11/Python.h does not exist", "install python3-dev")
+    monkeypatch.setattr(cpp, "python_part", lambda: missing)
+    assert cpp.available() == "Python.h: /usr/include/python3.11/Python.h does not exist; install python3-dev"
+
+
+def test_a_machine_of_the_same_level_takes_what_another_one_built(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: an artifact that is exported in vain, because the CPU's model is in its key."""
+    assert answer() == 42
+    before = counters.compiles
+    here = cpp.cpu_info()
+    monkeypatch.setattr(cpp, "cpu_info", lambda: replace(here, model="another", isa=(*here.isa, "amx_fp8")))
+    assert answer() == 42
+    assert counters.compiles == before
+
+
+def test_a_smaller_cpu_takes_a_lower_level(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: instructions that the CPU does not have, and a level that is chosen for want of one extension."""
+    here, lowest = cpp.cpu_info(), cpp.LEVELS[0]
+    monkeypatch.setattr(cpp, "cpu_info", lambda: replace(here, isa=(*lowest.isa, "avx512f")))
+    assert cpp.levels() == (lowest,)
+    assert answer() == 42
+    (built,) = libraries(tmp_path)
+    record = json.loads((built.parent / "artifact.json").read_text())
+    assert record["arch"] == lowest.name
+    assert [flag for flag in record["details"]["flags"] if flag.startswith("-m")] == ["-mavx2", "-mfma", "-mf16c"]
+    with pytest.raises(cpp.BuildError, match="avx512 needs avx512bw, avx512vl, which this CPU lacks"):
+        cpp.load_cpp("answer", "answer.cpp", cpp.LEVELS[1])
 
 
 def test_cxx_may_be_a_command_of_several_words(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,12 +237,13 @@ def test_rope_refuses_what_the_floor_refuses(case: str) -> None:
 
 
 def test_attention_refuses_pages_without_rows_and_lengths_beyond_int32() -> None:
-    from rapid_llm.kernels.registry import ArgumentError, load_target
+    """Catches: a division by a page size of 0; a length cut to 32 bits, which would pass for a short one."""
+    from rapid_llm.kernels.registry import load_target
 
     decode = load_target("cpp/attention.decode")
     query, cache = torch.randn(2, 4, 16), torch.randn(5, 16, 2, 16)
     lengths, table = torch.tensor([5, 7], dtype=torch.int32), torch.tensor([[1], [2]], dtype=torch.int32)
-    with pytest.raises(ArgumentError, match="page_size of at least 1"):
+    with pytest.raises(RuntimeError, match=r"attention\.decode: .*page_size of at least 1"):
         decode(query, cache[:, :0], cache[:, :0].clone(), lengths, table, 1.0)
-    with pytest.raises(ArgumentError, match="does not fit int32"):
+    with pytest.raises(RuntimeError, match=r"sequence 0 has 4294967301 keys .* too short"):
         decode(query, cache, cache.clone(), lengths.long() + 2**32, table, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rapid_llm.kernels import jit
+from rapid_llm.kernels.build.extension import import_extension
 from rapid_llm.kernels.build.toolchain import host_command
 
 COMPILER, PROBLEM = host_command()
@@ -36,7 +38,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
         [*COMPILER, *flags, *includes, str(source), "-o", str(output)], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    return jit._import("door", output)
+    return import_extension("door", output)
 
 
 def test_cpu_tensors_are_refused(door: ModuleType) -> None:
@@ -62,8 +64,8 @@ def test_arguments_arrive_as_they_were_given(door: ModuleType) -> None:
         ((torch.ones(1), torch.ones(1)), TypeError, "takes 3 positional arguments, got 2"),
         ((torch.ones(1), torch.ones(1), 1.0, 2.0), TypeError, "takes 3 positional arguments, got 4"),
         ((torch.ones(1), torch.ones(1), "1"), TypeError, "must be real number"),
-        ((torch.ones(1), None, 1.0), RuntimeError, "plain CUDA tensors"),
-        ((torch.ones(1), [1.0], 1.0), RuntimeError, "plain CUDA tensors"),
+        ((torch.ones(1), None, 1.0), RuntimeError, "plain tensors.*CUDA"),
+        ((torch.ones(1), [1.0], 1.0), RuntimeError, "plain tensors.*CUDA"),
     ],
 )
 def test_calls_that_do_not_fit_are_errors(
@@ -78,11 +80,31 @@ def test_tensors_without_plain_memory_are_refused(door: ModuleType) -> None:
     """Catches: a fake tensor's missing memory, or a lazily negated view, read as if it were numbers."""
     with FakeTensorMode():
         fake = torch.ones(3)
-    with pytest.raises(RuntimeError, match="plain CUDA tensors"):
+    with pytest.raises(RuntimeError, match=r"plain tensors.*CUDA"):
         door.on_cuda(fake, fake, 1.0)
     negated = torch._neg_view(torch.ones(3))
     with pytest.raises(RuntimeError, match="lazy negation; call resolve_neg"):
         door.on_cuda(negated, negated, 1.0)
+
+
+def test_what_launchers_return_and_throw_arrives(door: ModuleType) -> None:
+    """Catches: a bool that is lost, and an index error that arrives as another kind."""
+    assert door.is_cpu(torch.ones(1)) is True
+    assert door.arrive(torch.zeros(4, dtype=torch.float64), None, 0.0, 0, False) is None
+    with pytest.raises(IndexError, match="outside: slot 7 is not there"):
+        door.outside(7)
+    with pytest.raises(RuntimeError, match=r"is_cpu: needs plain tensors with memory: .*meta"):
+        door.is_cpu(torch.ones(1, device="meta"))
+    assert door.is_cpu(torch.ones(1)) is True, "an error of the call before is still set"
+
+
+def test_other_threads_run_while_a_launcher_computes(door: ModuleType) -> None:
+    """Catches: a long kernel for the CPU that holds up the server's threads, by the interpreter's lock."""
+    flag = torch.zeros(1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(door.wait_for, flag)
+        flag.fill_(1.0)
+        waiting.result()
 
 
 def test_torch_has_the_exchange_api_that_the_door_reads() -> None:

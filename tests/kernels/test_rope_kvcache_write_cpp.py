@@ -60,9 +60,11 @@ def test_empty_cache_takes_padding(row: Callable[..., None]) -> None:
     [
         *refusals(),
         pytest.param(lambda c: (*c.args[:4], c.k_cache, *c.args[5:]), "k_cache overlaps v_cache", id="one cache"),
-        pytest.param(lambda c: (c.query[..., ::2], *_halved(c)), "dense in their last dimension", id="stepped"),
+        pytest.param(lambda c: (c.query[..., ::2], *_halved(c)), "contiguous in its last dimension", id="stepped"),
         pytest.param(
-            lambda c: (*(t.half() for t in c.args[:5]), *c.args[5:]), "must be float32", id="another dtype of all"
+            lambda c: (*(t.half() for t in c.args[:5]), *c.args[5:]),
+            "must have dtype float32",
+            id="another dtype of all",
         ),
         pytest.param(lambda c: (*(t.to("meta") for t in c.args),), "needs plain tensors", id="no memory"),
     ],

@@ -8,7 +8,7 @@ from .arch import gencode, nvcc_arch
 from .compilers import NVCC_FLAGS, GxxCompiler, NvccCompiler
 from .engine import build, key_of, load_test_ctypes
 from .errors import BuildError, BuildTimeout, CompileFailed, FrozenError, LockTimeout
-from .facts import cpu_arch, python_facts, torch_facts
+from .facts import python_facts, torch_facts
 from .freezing import counters, freeze, frozen, thaw, watch
 from .resources import jobs
 from .toolchain import Part, Toolchain, toolchain
@@ -30,7 +30,6 @@ __all__ = [
     "Unit",
     "build",
     "counters",
-    "cpu_arch",
     "freeze",
     "frozen",
     "gencode",

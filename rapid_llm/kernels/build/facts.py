@@ -1,4 +1,4 @@
-"""Facts that enter keys beside files: torch, Python, ABI and CPU, found without importing torch."""
+"""Facts that enter keys beside files: torch, Python and ABI, found without importing torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-
-from rapid_llm.platform import cpu_info
 
 
 def python_facts() -> dict[str, str]:
@@ -29,12 +27,6 @@ def torch_facts() -> dict[str, str]:
     found = _version_file()
     # Every torch that this package takes (2.11 and later) is built with the new ABI.
     return {"torch": found.get("__version__", "none"), "torch_cuda": found.get("cuda", "None"), "cxx11_abi": "True"}
-
-
-def cpu_arch() -> str:
-    """The CPU as `-march=native` sees it: its model and its vector extensions."""
-    info = cpu_info()
-    return " ".join((info.model, *info.isa))
 
 
 def _version_file() -> Mapping[str, str]:

@@ -105,7 +105,7 @@ def probe() -> Toolchain:
     """Look at every part now."""
     nvcc, where = find_nvcc()
     host, ccbin, compiler = _host_part()
-    python = _python_part()
+    python = python_part()
     if nvcc is None:
         return Toolchain((Part("nvcc", False, where, _NO_TOOLKIT), compiler, python), host=host, ccbin=ccbin)
     try:
@@ -285,7 +285,8 @@ def _library_part(report: _Report) -> Part:
     return Part("cudart", False, f"neither {' nor '.join(names)} in {looked}", "install the toolkit's cudart library")
 
 
-def _python_part() -> Part:
+def python_part() -> Part:
+    """This interpreter's header, which every extension module includes."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     if header.is_file():
         return Part("Python.h", True, f"of Python {sysconfig.get_python_version()}", path=header)

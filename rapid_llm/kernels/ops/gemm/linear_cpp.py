@@ -7,15 +7,13 @@ stays in the cache and multiply it by torch's GEMM, which wins while there are m
 
 from __future__ import annotations
 
-import ctypes
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.cpp import function, load_cpp
-from rapid_llm.kernels.ops.arguments import check_disjoint, check_host, check_tensor
-from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
+from rapid_llm.kernels.cpp import load_cpp
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor
 from rapid_llm.kernels.registry import ArgumentError
 
 SCRATCH_ELEMENTS: Final = 2**21
@@ -23,15 +21,9 @@ SCRATCH_ELEMENTS: Final = 2**21
 
 _SCHEMES: Final = ("q8_0", "q4_0", "q4_1")
 _library: Final = load_cpp("linear_blocks", "gemm/linear_blocks.cpp")
-
 _int16: Final = load_cpp("linear_blocks_int16", "gemm/linear_blocks_int16.cpp")
-_LINEAR_INT16: Final = {s: function(_int16, f"linear_int16_{s}", "pnpnnnnppni", ctypes.c_int) for s in _SCHEMES}
-_LINEAR: Final = {s: function(_library, f"linear_{s}", "pnpnnnnppni") for s in _SCHEMES}
-_DEQUANTISE: Final = {
-    (s, dtype): function(_library, f"dequantise_{s}_{label}", "pnnnpi")
-    for s in _SCHEMES
-    for dtype, label in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"))
-}
+_NAMES: Final = {s: (f"linear_{s}", f"linear_int16_{s}", f"dequantise_{s}") for s in _SCHEMES}
+"""The modules' functions: on fp32, on rounded input, and the one that writes dense rows."""
 
 
 def linear(
@@ -51,24 +43,23 @@ def linear_int16(
 def _decode(
     input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, rounded: bool
 ) -> Tensor:
-    features, outputs = _check(input, weight, bias, scheme)
-    rows = input if input.dim() == 2 else input.reshape(input.shape[:-1].numel(), features)
-    tokens = rows.shape[0]
-    dense = (
-        torch.empty((tokens, outputs))
-        if out is None or not out.is_contiguous()
-        else _result(input, weight, outputs, out)
-    )
-    dense_bias = None if bias is None else bias.contiguous()
-    arguments = (
-        *(weight.data_ptr(), weight.stride(0), rows.data_ptr(), rows.stride(0), tokens, features, outputs),
-        *(None if dense_bias is None else dense_bias.data_ptr(), dense.data_ptr(), outputs, torch.get_num_threads()),
-    )
-    if not (rounded and _LINEAR_INT16[scheme](*arguments)):
-        _LINEAR[scheme](*arguments)
+    names = _names(scheme)
+    rows = input if input.dim() == 2 else _rows(input)
+    if bias is not None and not bias.is_contiguous():
+        bias = bias.contiguous()
     if out is None:
-        return dense if input.dim() == 2 else dense.view(*input.shape[:-1], outputs)
-    return out if dense is out else _result(input, weight, outputs, out).copy_(dense.view(out.shape))
+        dense = input.new_empty(rows.shape[0], weight.shape[0])
+    else:
+        _check_out(input, weight, out)
+        dense = (torch.empty_like(out, memory_format=torch.contiguous_format) if not out.is_contiguous() else out).view(
+            rows.shape[0], weight.shape[0]
+        )
+    threads = torch.get_num_threads()
+    if not (rounded and getattr(_int16, names[1])(dense, rows, weight, bias, threads)):
+        getattr(_library, names[0])(dense, rows, weight, bias, threads)
+    if out is None:
+        return dense if rows is input else dense.view(*input.shape[:-1], weight.shape[0])
+    return out if out.is_contiguous() else out.copy_(dense.view(out.shape))
 
 
 def linear_gemm(
@@ -91,62 +82,46 @@ def linear_gemm_bf16(
 def _gemm(
     input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, dtype: torch.dtype
 ) -> Tensor:
-    features, outputs = _check(input, weight, bias, scheme)
-    rows = input.reshape(input.shape[:-1].numel(), features).to(dtype)
-    result = _result(input, weight, outputs, out)
+    dequantise = getattr(_library, _names(scheme)[2])
+    given = _rows(input)
+    outputs, features = weight.shape[0], given.shape[1]
+    if input.dtype is not torch.float32 or not input.is_cpu:
+        raise ArgumentError(f"linear: input must be float32 on the same device, cpu: got {input.dtype}, {input.device}")
+    if bias is not None:
+        check_tensor("linear", "bias", bias, input, (outputs,))
+    if out is not None:
+        _check_out(input, weight, out)
+    result = input.new_empty(*input.shape[:-1], outputs) if out is None else out
+    rows = given.to(dtype)
     direct = dtype is torch.float32 and result.is_contiguous()
-    product = result.view(rows.shape[0], outputs) if direct else torch.empty((rows.shape[0], outputs), dtype=dtype)
+    product = result.view(rows.shape[0], outputs) if direct else rows.new_empty(rows.shape[0], outputs)
     piece = max(1, min(outputs, SCRATCH_ELEMENTS // max(features, 1)))
-    scratch = torch.empty((piece, features), dtype=dtype)
-    dequantise, threads = _DEQUANTISE[scheme, dtype], torch.get_num_threads()
-    for first in range(0, outputs, piece):
-        count = min(piece, outputs - first)
-        start = weight.data_ptr() + first * weight.stride(0)
-        dequantise(start, weight.stride(0), count, features, scratch.data_ptr(), threads)
-        torch.mm(rows, scratch[:count].t(), out=product[:, first : first + count])
+    scratch, threads = rows.new_empty(piece, features), torch.get_num_threads()
+    for first in range(0, max(outputs, 1), piece):
+        dense = scratch[: min(piece, outputs - first)]
+        dequantise(dense, weight, first, threads)
+        torch.mm(rows, dense.t(), out=product[:, first : first + piece])
     if not direct:
         result.copy_(product.view(result.shape))
     return result if bias is None else result.add_(bias)
 
 
-def _result(input: Tensor, weight: Tensor, outputs: int, out: Tensor | None) -> Tensor:
-    """Memory for the result: new, or `out` once checked."""
-    shape = (*input.shape[:-1], outputs)
-    if out is None:
-        return torch.empty(shape)
-    check_tensor("linear", "out", out, input, shape)
+def _names(scheme: str) -> tuple[str, str, str]:
+    try:
+        return _NAMES[scheme]
+    except KeyError:
+        raise ArgumentError(f"linear: scheme must be one of {', '.join(_SCHEMES)}: got {scheme!r}") from None
+
+
+def _rows(input: Tensor) -> Tensor:
+    """All leading dimensions as one."""
+    if input.dim() == 0:
+        raise ArgumentError("linear: input must be (..., in_features), got a scalar")
+    return input.reshape(input.shape[:-1].numel(), input.shape[-1])
+
+
+def _check_out(input: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Raise unless `out` may take the result; of a dense one the launcher asks more."""
+    check_tensor("linear", "out", out, input, (*input.shape[:-1], weight.shape[0]))
     check_disjoint("linear", "out", out, "input", input)
     check_disjoint("linear", "out", out, "weight", weight)
-    return out
-
-
-def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> tuple[int, int]:
-    """(in_features, out_features); raises `ArgumentError` where weight or bias does not fit the input."""
-    if input.dim() == 0 or weight.dim() != 2 or scheme not in _SCHEMES:
-        raise ArgumentError(
-            f"linear: needs input (..., in_features), weight (out_features, bytes), a scheme of {', '.join(_SCHEMES)}: "
-            f"got {tuple(input.shape)}, {tuple(weight.shape)} and {scheme!r}"
-        )
-    features = input.shape[-1]
-    outputs, width = weight.shape
-    if (
-        features % BLOCK
-        or width * BLOCK != features * BLOCK_BYTES[scheme]
-        or input.dtype is not torch.float32
-        or weight.dtype is not torch.uint8
-    ):
-        raise ArgumentError(
-            f"linear: {scheme} weight {tuple(weight.shape)} {weight.dtype} on {weight.device} does not fit input "
-            f"{tuple(input.shape)} {input.dtype} on {input.device}"
-        )
-    if weight.stride(1) != 1 or (input.stride(-1) != 1 and input.numel() > 0):
-        raise ArgumentError(
-            f"linear: input and weight must be contiguous in their last dimension, strides are "
-            f"{input.stride()} and {weight.stride()}"
-        )
-    check_host("linear", input, weight)
-    if bias is not None:
-        check_host("linear", bias)
-    if bias is not None and (bias.shape != (outputs,) or bias.dtype is not torch.float32):
-        raise ArgumentError(f"linear: bias must be ({outputs},) float32, got {tuple(bias.shape)} {bias.dtype}")
-    return features, outputs

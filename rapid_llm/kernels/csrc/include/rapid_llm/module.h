@@ -9,6 +9,7 @@
 #include <Python.h>
 
 #include <cstddef>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -50,6 +51,13 @@ struct Exchange {
 
 constexpr int32_t kCPU = 1, kCUDA = 2;
 
+// What the module's launchers take, for the text of errors; modules for the CPU say so before they include this file.
+#ifdef RAPID_LLM_CPU
+constexpr const char* kDevices = "cpu";
+#else
+constexpr const char* kDevices = "a CUDA device";
+#endif
+
 struct State {
   const Exchange* api = nullptr;
   PyObject* tensor = nullptr;
@@ -59,6 +67,18 @@ struct State {
 inline State state;
 
 struct PythonError {};  // the error indicator is set
+
+// The text of the error that is set, which it clears.
+inline std::string take_error() {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject* text = value != nullptr ? PyObject_Str(value) : nullptr;
+  const char* bytes = text != nullptr ? PyUnicode_AsUTF8AndSize(text, nullptr) : nullptr;
+  std::string said = bytes != nullptr ? bytes : "torch lends no view of it";
+  PyErr_Clear();
+  Py_XDECREF(text), Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+  return said;
+}
 
 inline DType dtype_of(const View& view) {
   if (view.lanes != 1) return DType::other;
@@ -80,18 +100,20 @@ inline DType dtype_of(const View& view) {
 // A tensor subclass (a fake tensor, say) may hold no memory, so only torch.Tensor and Parameter themselves are taken.
 inline Tensor tensor_of(const char* op, PyObject* object) {
   PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-  RAPID_CHECK(type == state.tensor || type == state.parameter, op, ": needs plain CUDA tensors, torch.Tensor itself");
+  RAPID_CHECK(type == state.tensor || type == state.parameter, op, ": needs plain tensors, torch.Tensor itself, on ",
+              kDevices);
   // A view whose sign is flipped lazily looks like its base to DLPack.
   PyObject* negated = PyObject_CallFunctionObjArgs(state.is_neg, object, nullptr);
   if (negated == nullptr) throw PythonError{};
   Py_DECREF(negated);
   RAPID_CHECK(negated == Py_False, op, ": a tensor has a lazy negation; call resolve_neg() first");
   View view;
-  if (state.api->view_from_python(object, &view) != 0) throw PythonError{};
+  if (state.api->view_from_python(object, &view) != 0) fail(op, ": needs plain tensors with memory: ", take_error());
   Tensor tensor;
   tensor.data = static_cast<char*>(view.data) + view.byte_offset;
   tensor.dtype = dtype_of(view);
   tensor.cuda = view.device_type == kCUDA;
+  tensor.cpu = view.device_type == kCPU;
   tensor.device = view.device_id;
   tensor.dim = view.ndim;
   tensor.sizes = view.shape;
@@ -138,21 +160,30 @@ struct Argument<T*> {  // an optional tensor: None is a null pointer
   Tensor* get() { return present ? &value : nullptr; }
 };
 
-template <class... Arguments, std::size_t... At>
-void invoke(const char* op, void (*launcher)(Arguments...), PyObject* const* objects, std::index_sequence<At...>) {
+template <class Result, class... Arguments, std::size_t... At>
+Result invoke(const char* op, Result (*launcher)(Arguments...), PyObject* const* objects, std::index_sequence<At...>) {
   std::tuple<Argument<Arguments>...> values{Argument<Arguments>(op, objects[At])...};
-  launcher(std::get<At>(values).get()...);
+  return launcher(std::get<At>(values).get()...);
 }
 
-template <class... Arguments>
-PyObject* call(const char* op, void (*launcher)(Arguments...), PyObject* const* objects, Py_ssize_t count) {
+// Launchers return nothing, or a bool.
+template <class Result, class... Arguments>
+PyObject* call(const char* op, Result (*launcher)(Arguments...), PyObject* const* objects, Py_ssize_t count) {
   constexpr Py_ssize_t expected = sizeof...(Arguments);
   if (count != expected) {
     return PyErr_Format(PyExc_TypeError, "%s: takes %zd positional arguments, got %zd", op, expected, count);
   }
+  constexpr auto all = std::index_sequence_for<Arguments...>{};
   try {
-    invoke(op, launcher, objects, std::index_sequence_for<Arguments...>{});
+    if constexpr (std::is_same_v<Result, bool>) {
+      return PyBool_FromLong(invoke(op, launcher, objects, all));
+    } else {
+      invoke(op, launcher, objects, all);
+    }
   } catch (const PythonError&) {
+    return nullptr;
+  } catch (const IndexError& error) {
+    PyErr_SetString(PyExc_IndexError, error.what());
     return nullptr;
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
@@ -160,6 +191,21 @@ PyObject* call(const char* op, void (*launcher)(Arguments...), PyObject* const* 
   }
   Py_RETURN_NONE;
 }
+
+// While one lives, other Python threads run: for launchers that compute on the CPU, once all checks are made. Letting
+// go of the interpreter and asking for it back pays only from some 2^20 operations on.
+class Unlocked {
+ public:
+  explicit Unlocked(int64_t operations) : thread_(operations < (1 << 20) ? nullptr : PyEval_SaveThread()) {}
+  ~Unlocked() {
+    if (thread_ != nullptr) PyEval_RestoreThread(thread_);
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* thread_;
+};
 
 // Looks up torch's exchange API once; false with the error indicator set where this torch has none.
 inline bool connect() {

@@ -58,6 +58,11 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Becomes IndexError in Python: a position, slot or page that is not there.
+struct IndexError : std::out_of_range {
+  using std::out_of_range::out_of_range;
+};
+
 // Messages are put together without streams: a stream asks the locale how to write a number, and where a process holds
 // two C++ runtimes (a library that brought its own) that look-up can end in the other one's memory.
 template <class Part>
@@ -69,11 +74,11 @@ void append(std::string& text, const Part& part) {
   }
 }
 
-template <class... Parts>
+template <class Kind = Error, class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::string text;
   (append(text, parts), ...);
-  throw Error(text);
+  throw Kind(text);
 }
 
 #define RAPID_CHECK(condition, ...)               \
@@ -89,6 +94,7 @@ struct Tensor {
   int dim = 0;
   const int64_t* sizes = nullptr;
   const int64_t* strides = nullptr;
+  bool cpu = false;
 
   template <class T>
   T* as() const {
