@@ -21,10 +21,11 @@ ALLOWED = {
     "kernels": {"platform", "settings"},
     "verify": {"kernels"},
     "bench": {"kernels"},
+    "authoring": {"kernels"},
     "models": {"kernels"},
     "engine": {"models"},
     "server": {"engine"},
-    "cli": {"server", "engine", "bench", "verify"},
+    "cli": {"server", "engine", "bench", "verify", "authoring"},
 }
 
 FOREIGN = ("torch", "triton", "transformers", "flashinfer")

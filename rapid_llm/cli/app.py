@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from .app_author import author
 from .app_cache import cache
 from .declare import Json
 from .declare import example as _example
@@ -21,6 +22,7 @@ TEMPERATURE: Final = 0.0
 app = _group("LLM inference in which every operator is a declared, verified and measured choice.")
 kernels = _group("Implementations of each operator: which there are, which runs.")
 models = _group("Models: list, fetch, look into a file.")
+author(kernels)
 app.add_typer(kernels, name="kernels")
 app.add_typer(models, name="models")
 app.add_typer(cache, name="cache")

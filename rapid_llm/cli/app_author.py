@@ -1,0 +1,57 @@
+"""The commands of `rapid-llm kernels` for whoever writes kernels: arguments, help, examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .declare import Json, example
+from .support import guarded
+
+
+def author(kernels: typer.Typer) -> None:
+    """Add the commands to the group."""
+    kernels.command(
+        "new",
+        epilog=example(
+            "rapid-llm kernels new gelu --group activation --path triton",
+            'rapid-llm kernels new gelu --group activation --path jit --why "needs inline PTX" --dry-run',
+            'rapid-llm kernels new gelu --group activation --path external --library flashinfer --why "it ships one"',
+        ),
+    )(kernels_new)
+
+
+@guarded
+def kernels_new(
+    op: Annotated[str, typer.Argument(metavar="OP", help="The op's id. One that exists gets only a new row.")],
+    path: Annotated[str, typer.Option(help="triton, jit, nvrtc, aot, external or cpp.")],
+    group: Annotated[str | None, typer.Option(help="The folder of a new op: elementwise, activation, ...")] = None,
+    why: Annotated[str | None, typer.Option(help="Why the kernel isn't Triton. Asked for on a terminal.")] = None,
+    into: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Make a package of its own there, or name the checkout.")
+    ] = None,
+    library: Annotated[str | None, typer.Option(help="For external: the module that is imported.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Names a further row of an op: jit/linear.VARIANT.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the files.")] = False,
+    json: Json = False,
+) -> None:
+    """Write the files of a kernel that passes its tests at once, with a body to replace.
+
+    In a checkout of this repository the kernel is added to it; anywhere else it becomes a package of its own, which
+    rapid-llm finds through the entry point rapid_llm.kernels. Nothing that exists is overwritten.
+    """
+    from .kernels_new import new
+
+    new(
+        op,
+        group=group,
+        path=path,
+        why=why,
+        into=into,
+        library=library,
+        variant=variant,
+        dry_run=dry_run,
+        json=json,
+    )
