@@ -128,7 +128,7 @@ def _row(request: Request, made: Plan, values: dict[str, str]) -> None:
 def _library(request: Request, made: Plan, values: dict[str, str]) -> None:
     """The library as data. One that is known has a stand-in and cases of its own, which no template can add to."""
     path = values["library_package"].replace(".", "/") + ("/__init__.py" if request.in_checkout else ".py")
-    if (request.root / path).exists():
+    if request.in_checkout and (request.root / path).exists():
         raise AuthoringError(
             f"--library {request.library}: {path} exists; add a Call to its LIBRARY, an adapter like the ones "
             "beside it, the function to its stand-in in tests/kernels/backend, and a KernelSpec to the op's group"

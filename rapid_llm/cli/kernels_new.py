@@ -86,9 +86,8 @@ def _tidy(paths: list[Path]) -> None:
         return
     python = [str(path) for path in paths if path.suffix == ".py"]
     for command in (["check", "--select", "I", "--fix"], ["format"]):
-        subprocess.run(
-            [sys.executable, "-m", "ruff", *command, "--no-cache", "-q", *python], capture_output=True, check=False
-        )
+        linter = [sys.executable, "-m", "ruff", *command, "--no-cache", "-q"]
+        subprocess.run([*linter, *python], capture_output=True, check=False)
 
 
 def _write_docs(root: Path) -> list[str]:

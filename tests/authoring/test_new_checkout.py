@@ -63,8 +63,7 @@ def test_an_op_is_not_made_twice(clone: Path) -> None:
 
 def test_a_library_that_is_known_is_extended_by_hand(clone: Path) -> None:
     """Catches: an adapter of a function that the library's stand-in lacks, which fails another suite."""
-    done = new(
-        "gelu", "--group", "activation", "--path", "external", "--library", "flashinfer", *WHY, cwd=clone, root=clone
-    )
+    words = ("gelu", "--group", "activation", "--path", "external", "--library", "flashinfer", *WHY)
+    done = new(*words, cwd=clone, root=clone)
     assert done.returncode == 2
     assert "stand-in" in done.stderr
