@@ -14,6 +14,9 @@ import torch
 
 from rapid_llm.kernels.registry import ArgumentError
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""A subclass, a fake tensor say, may hold no memory."""
+
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Raise unless `tensor` has `shape` and `like`'s dtype and device."""
@@ -40,6 +43,16 @@ def check_host(op: str, *tensors: torch.Tensor) -> None:
                 + (" with a lazy negation; call resolve_neg() first" if tensor.is_neg() else "")
                 + (" without memory (a fake, functional or meta tensor)" if tensor.is_cpu else "")
             )
+
+
+def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Raise unless `tensor` is plain dense memory whose address and size say it all."""
+    if type(tensor) not in _PLAIN:
+        raise ArgumentError(f"{op}: needs plain CUDA tensors, {name} is a {type(tensor).__name__}")
+    if tensor.is_neg():
+        raise ArgumentError(f"{op}: {name} has a lazy negation; call resolve_neg() first")
+    if not tensor.is_contiguous():
+        raise ArgumentError(f"{op}: {name} must be contiguous; call .contiguous() first")
 
 
 def check_written(op: str, name: str, tensor: torch.Tensor) -> None:

@@ -81,3 +81,18 @@ register(
         layout=("last_dim_contiguous",),
     ),
 )
+
+register(
+    KernelSpec(
+        name="nvrtc/silu_and_mul",
+        op="silu_and_mul",
+        backend="nvrtc",
+        target="rapid_llm.kernels.ops.activation.silu_and_mul_nvrtc:silu_and_mul",
+        available="rapid_llm.kernels.nvrtc:available",
+        prepare="rapid_llm.kernels.ops.activation.silu_and_mul_nvrtc:prepare",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("contiguous",),
+    ),
+)

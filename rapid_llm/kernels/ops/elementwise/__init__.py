@@ -47,3 +47,19 @@ register(
         golden=GoldenRecord(verified=False, max_abs_diff=0.0, baseline="native/scale"),
     ),
 )
+
+register(
+    KernelSpec(
+        name="nvrtc/scale",
+        op="scale",
+        backend="nvrtc",
+        target="rapid_llm.kernels.ops.elementwise.scale_nvrtc:scale",
+        available="rapid_llm.kernels.nvrtc:available",
+        prepare="rapid_llm.kernels.ops.elementwise.scale_nvrtc:prepare",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("contiguous",),
+        golden=GoldenRecord(verified=False, max_abs_diff=0.0, baseline="native/scale"),
+    ),
+)

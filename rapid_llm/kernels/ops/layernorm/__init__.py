@@ -151,3 +151,33 @@ register(
         layout=("last_dim_contiguous",),
     ),
 )
+
+register(
+    KernelSpec(
+        name="nvrtc/rmsnorm",
+        op="rmsnorm",
+        backend="nvrtc",
+        target="rapid_llm.kernels.ops.layernorm.rmsnorm_nvrtc:rmsnorm",
+        available="rapid_llm.kernels.nvrtc:available",
+        prepare="rapid_llm.kernels.ops.layernorm.rmsnorm_nvrtc:prepare",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("contiguous",),
+    ),
+)
+
+register(
+    KernelSpec(
+        name="nvrtc/fused_add_rmsnorm",
+        op="fused_add_rmsnorm",
+        backend="nvrtc",
+        target="rapid_llm.kernels.ops.layernorm.fused_add_rmsnorm_nvrtc:fused_add_rmsnorm",
+        available="rapid_llm.kernels.nvrtc:available",
+        prepare="rapid_llm.kernels.ops.layernorm.fused_add_rmsnorm_nvrtc:prepare",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("contiguous",),
+    ),
+)
