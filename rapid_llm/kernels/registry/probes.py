@@ -65,6 +65,21 @@ sys.stdout.flush()
 print("\\n{_MARK}" + json.dumps([bool(ok), text]), flush=True)
 """
 
+_OPEN: Final = f"""
+import importlib.machinery, importlib.util, json, sys
+sys.path[:] = json.loads(sys.argv[1])
+ok, text = True, ""
+try:
+    import torch
+    loader = importlib.machinery.ExtensionFileLoader(sys.argv[2], sys.argv[3])
+    spec = importlib.util.spec_from_file_location(sys.argv[2], sys.argv[3], loader=loader)
+    loader.exec_module(importlib.util.module_from_spec(spec))
+except BaseException as error:
+    ok, text = False, str(error) or type(error).__name__
+sys.stdout.flush()
+print("\\n{_MARK}" + json.dumps([ok, text]), flush=True)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -132,6 +147,30 @@ def library(name: str, check: str = "") -> Probe:
         return _results[key]
 
 
+def extension(name: str, path: Path) -> Probe:
+    """Whether the extension module `name` in the file `path` can be imported beside torch, tried in a child process.
+
+    Only a good verdict is remembered on disk: what a bad one speaks of may be there at the next start.
+    """
+    import hashlib
+    from pathlib import Path
+
+    torch = importlib.machinery.PathFinder.find_spec("torch")
+    version = Path(torch.origin).parent / "version.py" if torch is not None and torch.origin is not None else path
+    parts = (sys.version, sys.executable, name, _stamp(path), _stamp(version))
+    with _lock:
+        if parts not in _results:
+            digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+            memory = settings.cache_dir() / "probes" / f"{digest}.json"
+            known = _recall(memory)
+            if known is None:
+                known = _ask_child(f"{name} ({path})", _OPEN, name, str(path))
+                if known.ok:
+                    _remember(memory, known)
+            _results[parts] = known
+        return _results[parts]
+
+
 def installed(name: str) -> bool:
     """Whether the top-level package of `name` is on the import path; nothing is imported."""
     return _locate(name) is not None
@@ -195,11 +234,15 @@ def _in_child(module: str, available: str, target: str) -> Probe:
 
 
 def _run_child(available: str, target: str) -> Probe:
+    return _ask_child(available or target, _CHILD, available, target)
+
+
+def _ask_child(what: str, code: str, *arguments: str) -> Probe:
+    """The verdict that `code` prints in a process of its own; what: its subject, for the text where there is none."""
     import json
     import subprocess
 
-    what = available or target
-    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), available, target]
+    command = [sys.executable, "-c", code, json.dumps(sys.path), *arguments]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S

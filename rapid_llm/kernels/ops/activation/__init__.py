@@ -96,3 +96,17 @@ register(
         layout=("contiguous",),
     ),
 )
+
+register(
+    KernelSpec(
+        name="aot/silu_and_mul",
+        op="silu_and_mul",
+        backend="aot",
+        target="rapid_llm.kernels.ops.activation.silu_and_mul_aot:silu_and_mul",
+        available="rapid_llm.kernels.aot:available",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("last_dim_contiguous",),
+    ),
+)

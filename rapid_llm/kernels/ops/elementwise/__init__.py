@@ -63,3 +63,18 @@ register(
         golden=GoldenRecord(verified=False, max_abs_diff=0.0, baseline="native/scale"),
     ),
 )
+
+register(
+    KernelSpec(
+        name="aot/scale",
+        op="scale",
+        backend="aot",
+        target="rapid_llm.kernels.ops.elementwise.scale_aot:scale",
+        available="rapid_llm.kernels.aot:available",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("contiguous",),
+        golden=GoldenRecord(verified=False, max_abs_diff=0.0, baseline="native/scale"),
+    ),
+)

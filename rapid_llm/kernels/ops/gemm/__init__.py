@@ -207,3 +207,26 @@ register(
     _jit("jit/linear.settled", _JIT, "linear_settled", "unquantized", "weight:last_dim_contiguous", "settle"),
     *(_jit(f"jit/linear.{scheme}", _TILED, "linear", scheme, "input:aligned16", "pack") for scheme in SCHEMES[1:]),
 )
+
+_AOT = "rapid_llm.kernels.ops.gemm.linear_aot"
+
+
+def _aot(name: str, function: str, prepack: str | None = None) -> KernelSpec:
+    """The launcher of `jit/linear`, from the extension."""
+    return KernelSpec(
+        name=name,
+        op="linear",
+        backend="aot",
+        target=f"{_AOT}:{function}",
+        available="rapid_llm.kernels.aot:available",
+        devices=("cuda",),
+        dtypes=("bf16", "fp16"),
+        capability=((80, None),),
+        shape=Shape(require=(Dim("tokens", max=8), Dim("in_features", max=2**30 - 1))),
+        layout=("input:last_dim_contiguous", "weight:last_dim_contiguous"),
+        schemes=("unquantized",),
+        prepack=prepack,
+    )
+
+
+register(_aot("aot/linear", "linear"), _aot("aot/linear.settled", "linear_settled", f"{_JIT}:settle"))

@@ -130,3 +130,20 @@ register(
         ),
     ),
 )
+
+register(
+    KernelSpec(
+        name="aot/rope_kvcache_write",
+        op="rope_kvcache_write",
+        backend="aot",
+        target="rapid_llm.kernels.ops.kvcache.rope_kvcache_write_aot:rope_kvcache_write",
+        available="rapid_llm.kernels.aot:available",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=(
+            *("query:last_dim_contiguous", "key:last_dim_contiguous", "value:last_dim_contiguous"),
+            *("k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous", "cos_sin_cache:last_dim_contiguous"),
+        ),
+    ),
+)

@@ -181,3 +181,31 @@ register(
         layout=("contiguous",),
     ),
 )
+
+register(
+    KernelSpec(
+        name="aot/rmsnorm",
+        op="rmsnorm",
+        backend="aot",
+        target="rapid_llm.kernels.ops.layernorm.rmsnorm_aot:rmsnorm",
+        available="rapid_llm.kernels.aot:available",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("last_dim_contiguous",),
+    ),
+)
+
+register(
+    KernelSpec(
+        name="aot/fused_add_rmsnorm",
+        op="fused_add_rmsnorm",
+        backend="aot",
+        target="rapid_llm.kernels.ops.layernorm.fused_add_rmsnorm_aot:fused_add_rmsnorm",
+        available="rapid_llm.kernels.aot:available",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("last_dim_contiguous",),
+    ),
+)

@@ -90,3 +90,17 @@ register(
         layout=("query:last_dim_contiguous", "key:last_dim_contiguous", "cos_sin_cache:last_dim_contiguous"),
     ),
 )
+
+register(
+    KernelSpec(
+        name="aot/rope",
+        op="rope",
+        backend="aot",
+        target="rapid_llm.kernels.ops.rope.rope_aot:rope",
+        available="rapid_llm.kernels.aot:available",
+        devices=("cuda",),
+        dtypes=("fp32", "fp16", "bf16"),
+        capability=((80, None),),
+        layout=("query:last_dim_contiguous", "key:last_dim_contiguous", "cos_sin_cache:last_dim_contiguous"),
+    ),
+)
