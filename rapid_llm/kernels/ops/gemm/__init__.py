@@ -9,6 +9,7 @@ SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
 """Dense, and the formats of GGUF, which the rows for CPUs take."""
 
 LINEAR = OpSpec(
+    # check: allow benchmark: comes with the GPU harness, whose figures set the ranks
     id="linear",
     schema="(Tensor input, Tensor weight, Tensor? bias=None, *, str scheme='unquantized') -> Tensor",
     group="gemm",
@@ -61,6 +62,7 @@ def _cpp(suffix: str, function: str, priority: int, tokens: Dim, **fields: Any) 
     """The rows of csrc/gemm/linear_blocks.cpp of one kind, one a scheme; `tokens` is where that kind is fast."""
     return [
         KernelSpec(
+            # check: allow row-tests: the conformance suite runs it on every CPU
             name=f"cpp/linear.{scheme}{suffix}",
             op="linear",
             backend="cpp",
