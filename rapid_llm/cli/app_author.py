@@ -21,6 +21,14 @@ def author(kernels: typer.Typer) -> None:
             'rapid-llm kernels new gelu --group activation --path external --library flashinfer --why "it ships one"',
         ),
     )(kernels_new)
+    kernels.command(
+        "check",
+        epilog=example(
+            "rapid-llm kernels check",
+            "rapid-llm kernels check rapid_llm/kernels/csrc/elementwise",
+            "rapid-llm kernels check path/to/my_package --json",
+        ),
+    )(kernels_check)
 
 
 @guarded
@@ -55,3 +63,20 @@ def kernels_new(
         dry_run=dry_run,
         json=json,
     )
+
+
+@guarded
+def kernels_check(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATHS]", help="Files or folders. Default: all of this project.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check the conventions of kernels, in this repository or in a package of its own.
+
+    Exits with 1 if there is a finding; each comes with its place and its fix. A comment
+    "# check: allow RULE: REASON" beside the place allows it; without a reason it is a finding itself.
+    """
+    from .kernels_check import check
+
+    check(paths or [], json=json)

@@ -12,8 +12,8 @@ _DIMS = {
 _NUMERICS = Numerics(accumulate="fp32", roundings=("probs:bf16", "probs:fp16", "partials:bf16", "partials:fp16"))
 """probs: the weights of the keys, before they multiply the values. partials: the results of parts of a sequence."""
 
+# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 PREFILL = OpSpec(
-    # check: allow benchmark: comes with the GPU harness, whose figures set the ranks
     id="attention.prefill",
     schema=(
         "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor cu_seqlens_q, Tensor seq_lens, Tensor block_table, "
@@ -42,8 +42,8 @@ PREFILL = OpSpec(
     """,
 )
 
+# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 DECODE = OpSpec(
-    # check: allow benchmark: comes with the GPU harness, whose figures set the ranks
     id="attention.decode",
     schema="(Tensor query, Tensor k_cache, Tensor v_cache, Tensor seq_lens, Tensor block_table, float scale) -> Tensor",
     group="attention",
@@ -101,8 +101,8 @@ register(
     ),
 )
 
+# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 MLA_DECODE = OpSpec(
-    # check: allow benchmark: comes with the GPU harness, whose figures set the ranks
     id="attention.mla_decode",
     schema=(
         "(Tensor query, Tensor kv_cache, Tensor seq_lens, Tensor block_table, float scale, int value_dim=512) -> Tensor"

@@ -6,8 +6,8 @@ _DTYPES = ("fp32", "fp16", "bf16")
 _RANKS = Dim("ranks", one_of=(2, 4, 8))
 _HIDDEN = Dim("hidden", multiple_of=256)
 
+# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 DISPATCH = OpSpec(
-    # check: allow benchmark: comes with the GPU harness, whose figures set the ranks
     id="comm.dispatch",
     schema=(
         "(Tensor input, Tensor topk_ids, Tensor topk_weights, Tensor(a!) recv, Tensor(b!) recv_ids, "
@@ -40,8 +40,8 @@ DISPATCH = OpSpec(
     """,
 )
 
+# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 COMBINE = OpSpec(
-    # check: allow benchmark: comes with the GPU harness, whose figures set the ranks
     id="comm.combine",
     schema="(Tensor input, Tensor recv_source, int tokens, *, int ranks=1, str group='') -> Tensor",
     group="moe",

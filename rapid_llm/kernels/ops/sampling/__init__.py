@@ -2,8 +2,8 @@
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
 
+# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 SAMPLE = OpSpec(
-    # check: allow benchmark: comes with the GPU harness, whose figures set the ranks
     id="sample",
     schema=("(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor uniform) -> Tensor"),
     group="sampling",
