@@ -46,7 +46,9 @@ def check_host(op: str, *tensors: torch.Tensor) -> None:
 
 
 def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
-    """Raise unless `tensor` is plain dense memory whose address and size say it all."""
+    """Raise unless `tensor` is plain dense CUDA memory, whose address and size say it all."""
+    if not tensor.is_cuda:
+        raise ArgumentError(f"{op}: {name} must be a CUDA tensor, is on {tensor.device}")
     if type(tensor) not in _PLAIN:
         raise ArgumentError(f"{op}: needs plain CUDA tensors, {name} is a {type(tensor).__name__}")
     if tensor.is_neg():

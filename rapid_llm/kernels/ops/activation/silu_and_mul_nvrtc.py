@@ -38,8 +38,8 @@ def silu_and_mul(input: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty((*shape[:-1], half), dtype=input.dtype, device=input.device)
     else:
-        check_tensor("silu_and_mul", "out", out, input, (*shape[:-1], half))
         check_dense("silu_and_mul", "out", out)
+        check_tensor("silu_and_mul", "out", out, input, (*shape[:-1], half))
         check_disjoint("silu_and_mul", "out", out, "input", input)
     count = input.numel()
     if count == 0:

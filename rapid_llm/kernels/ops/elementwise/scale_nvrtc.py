@@ -36,8 +36,8 @@ def scale(input: Tensor, factor: float, out: Tensor | None = None) -> Tensor:
         out = torch.empty_like(input)
         to = out.data_ptr()
     else:
-        check_tensor("scale", "out", out, input, input.shape)
         check_dense("scale", "out", out)
+        check_tensor("scale", "out", out, input, input.shape)
         to = out.data_ptr()
         if to != source and -count * size < to - source < count * size:
             raise ArgumentError("scale: out overlaps input in part; pass input itself or separate memory")

@@ -34,8 +34,8 @@ def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: floa
     """fused_add_rmsnorm of contiguous CUDA tensors, in place. See the op."""
     check_dense("fused_add_rmsnorm", "input", input)
     launches = _kernels[input.get_device(), input.dtype]
-    check_tensor("fused_add_rmsnorm", "residual", residual, input, input.shape)
     check_dense("fused_add_rmsnorm", "residual", residual)
+    check_tensor("fused_add_rmsnorm", "residual", residual, input, input.shape)
     hidden = check_weight("fused_add_rmsnorm", weight, input)
     check_disjoint("fused_add_rmsnorm", "input", input, "residual", residual)
     check_disjoint("fused_add_rmsnorm", "input", input, "weight", weight)

@@ -50,8 +50,8 @@ def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None
     if out is None:
         out = torch.empty_like(input)
     else:
-        check_tensor("rmsnorm", "out", out, input, input.shape)
         check_dense("rmsnorm", "out", out)
+        check_tensor("rmsnorm", "out", out, input, input.shape)
         check_alias("rmsnorm", out, "input", input)
         check_disjoint("rmsnorm", "out", out, "weight", weight)
     count = input.numel()
