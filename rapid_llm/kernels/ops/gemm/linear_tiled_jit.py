@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from rapid_llm.kernels.jit import Kernel
+from rapid_llm.kernels.registry import ArgumentError
 from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES
 
 ROWS: Final = 8
@@ -76,9 +77,16 @@ def _codes(stored: Tensor, scheme: str) -> Tensor:
 
 
 def linear(
-    input: Tensor, weight: TiledWeight, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str
+    input: Tensor,
+    weight: TiledWeight,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    scheme: str = "unquantized",
 ) -> Tensor:
     """input @ weight.T + bias for CUDA tensors; rows of the input are contiguous and begin at multiples of 16 bytes."""
+    if scheme not in _FORMATS:
+        raise ArgumentError(f"linear: scheme {scheme!r} has no tiled records; use {', '.join(_FORMATS)}")
     if out is None:
         out = torch.empty((*input.shape[:-1], weight.outputs), dtype=input.dtype, device=input.device)
     _linear[input.get_device()](out, input, weight.records, bias, _FORMATS[scheme])
