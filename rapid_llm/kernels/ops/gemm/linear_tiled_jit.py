@@ -17,8 +17,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from rapid_llm.kernels.jit import Kernel
-from rapid_llm.kernels.registry import ArgumentError
 from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES
+from rapid_llm.kernels.registry import ArgumentError
 
 ROWS: Final = 8
 """Outputs in a record."""
