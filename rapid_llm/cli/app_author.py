@@ -29,6 +29,18 @@ def author(kernels: typer.Typer) -> None:
             "rapid-llm kernels check path/to/my_package --json",
         ),
     )(kernels_check)
+    kernels.command(
+        "build",
+        epilog=example(
+            "rapid-llm kernels build jit/scale --sm 90",
+            "rapid-llm kernels build rmsnorm --sm 80 --sm 90 --json",
+            "rapid-llm kernels build --all",
+            "rapid-llm kernels build --compile-commands compile_commands.json",
+        ),
+    )(kernels_build)
+    kernels.command("doctor", epilog=example("rapid-llm kernels doctor", "rapid-llm kernels doctor --json"))(
+        kernels_doctor
+    )
 
 
 @guarded
@@ -80,3 +92,38 @@ def kernels_check(
     from .kernels_check import check
 
     check(paths or [], json=json)
+
+
+@guarded
+def kernels_build(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[ROW|OP ...]", help="Rows, ops, or paths: jit, nvrtc, cpp, aot.")
+    ] = None,
+    sm: Annotated[
+        list[str] | None, typer.Option(help="An SM version to build for, such as 90. Default: the GPUs here.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every row of the paths jit, nvrtc and cpp.")] = False,
+    compile_commands: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write how each source is compiled, for editors.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compile rows ahead of their first use, on this machine or for another's GPU.
+
+    Exits with 1 if one fails, with the compiler's first error and the log's path. The extension (aot) is built only
+    where it is named.
+    """
+    from .kernels_build import build
+
+    build(names or [], sm=sm or [], every=every, compile_commands=compile_commands, json=json)
+
+
+@guarded
+def kernels_doctor(json: Json = False) -> None:
+    """Check what compiled kernels need: compilers, the store, the extension, external libraries, Triton.
+
+    Exits with 1 if something is wrong; each finding is one cause with one command that mends it.
+    """
+    from .kernels_doctor import doctor
+
+    doctor(json=json)

@@ -39,7 +39,7 @@ def run(*, env: bool, json: bool) -> None:
     """Look, print, and end with status 1 if there is a finding."""
     report = Report()
     checks: tuple[Callable[[Report], None], ...] = (
-        (_environment,) if env else (_machine, _torch, _triton, _cache, _threads, _rows, _environment)
+        (_environment,) if env else (_machine, _torch, _triton, _compiled, _cache, _threads, _rows, _environment)
     )
     for check in checks:
         check(report)
@@ -132,6 +132,17 @@ def _triton(report: Report) -> None:
         report.find("Triton needs a C compiler at its first launch and there is none", "install gcc, or set CC")
     if gpu and not header.is_file():
         report.find(f"Triton needs Python's headers and {header} is absent", "install python3-dev or the like")
+
+
+def _compiled(report: Report) -> None:
+    """C++ and CUDA, as `rapid-llm kernels doctor` sees them."""
+    from rapid_llm.authoring.diagnosis import tools
+
+    found = tools()
+    report.facts.update(found.facts)
+    report.notes += found.notes
+    for what, fix in found.findings:
+        report.find(what, fix)
 
 
 def _include() -> str:

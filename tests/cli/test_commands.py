@@ -25,6 +25,10 @@ COMMANDS = [
     ["doctor"],
     ["kernels", "list"],
     ["kernels", "explain"],
+    ["kernels", "new"],
+    ["kernels", "check"],
+    ["kernels", "build"],
+    ["kernels", "doctor"],
     ["cache", "list"],
     ["cache", "export"],
     ["cache", "import"],
@@ -85,6 +89,7 @@ def test_every_example_is_a_command_that_parses(
     ran: list[Any] = []
     for target in (
         *("generate.run", "chat.run", "doctor.run", "kernels.list_rows", "kernels.explain_op"),
+        *("kernels_new.new", "kernels_check.check", "kernels_build.build", "kernels_doctor.doctor"),
         *("models.list_models", "models.pull", "models.inspect"),
         *("cache.list_artifacts", "cache.export", "cache.load", "cache.verify", "cache.gc"),
     ):
@@ -206,7 +211,9 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     result = call("doctor", "--json", capsys=capsys)
     report = json.loads(result.out)
     assert set(report) == {"facts", "findings", "notes"}
-    assert {"machine", "torch", "triton", "cache", "threads", "kernels", "environment"} == set(report["facts"])
+    compiled = {"C++ and CUDA", "compiled kernels", "extension (aot)", "NVRTC"}
+    general = {"machine", "torch", "triton", "cache", "threads", "kernels", "environment"}
+    assert set(report["facts"]) == general | compiled
     assert result.status == (1 if report["findings"] else 0)
     assert not [f for f in report["findings"] if "cache" in f["what"]]
 
