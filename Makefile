@@ -42,7 +42,7 @@ TEST := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-dev,bench
 endif
 
-.PHONY: help run test test-floor test-interpreter test-compiles test-gpu test-gpu-here lint bench docs clean python FORCE
+.PHONY: help run test test-floor test-interpreter test-compiles test-gpu test-gpu-here lint bench docs ext clean python FORCE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -89,8 +89,12 @@ bench: $(BENCH) ## every benchmark, each to its file in $(RESULTS); BENCH_ARGS=-
 docs: $(BASE) ## write the pages that are generated from the declarations
 	$(PY) docs/generate.py
 
+ext: $(BASE) ## build the CUDA extension into this checkout; TORCH_CUDA_ARCH_LIST and MAX_JOBS are honoured
+	$(PY) csrc/build.py
+
 clean: ## remove the environment and everything that tools left behind (fetched models stay)
 	rm -rf "$(or $(strip $(VENV)),.venv)" .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f rapid_llm/_C.abi3.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- the environment -------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def _facts(tools: Toolchain, archs: Sequence[str]) -> list[str]:
 def _link(tools: Toolchain, torch: Torch, objects: Sequence[Path]) -> list[str]:
     # torch's CUDA library is a dependency of libtorch where there is one, so it must stay in though nothing names it.
     linker = "--no-as-needed,-rpath,$ORIGIN/../torch/lib,--exclude-libs,ALL"
-    command = [str(tools.nvcc), "-shared", "-Xlinker", linker, f"-L{torch.folder / 'lib'}"]
+    command = [str(tools.nvcc), "-shared", "-nodlink", "-Xlinker", linker, f"-L{torch.folder / 'lib'}"]
     if tools.ccbin is not None:
         command += ["-ccbin", tools.ccbin]
     return [*command, *map(str, objects), "-ltorch_cpu", "-ltorch"]

@@ -22,7 +22,18 @@ GOOD = "torch=2.11 headers=2.13.0 cuda=13.0 archs=sm_80,sm_90,compute_120 source
 @cache
 def builder() -> ModuleType:
     """csrc/build.py."""
-    spec = importlib.util.spec_from_file_location("rapid_llm_csrc_build", ROOT / "csrc" / "build.py")
+    return _script("build")
+
+
+@cache
+def size_tool() -> ModuleType:
+    """csrc/size.py."""
+    return _script("size")
+
+
+def _script(name: str) -> ModuleType:
+    path = ROOT / "csrc" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"rapid_llm_csrc_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
