@@ -51,7 +51,10 @@ class Level:
 
 _AVX2: Final = ("avx2", "fma", "f16c")
 _AVX512: Final = (*_AVX2, "avx512f", "avx512bw", "avx512vl")
-LEVELS: Final = (Level("avx2", _AVX2), Level("avx512", _AVX512))
+LEVELS: Final = (
+    *(Level("avx2", _AVX2), Level("avx512", _AVX512)),
+    Level("avx512_bf16", (*_AVX512, "avx512_bf16")),
+)
 """The lowest first; each has the extensions of those before it."""
 
 _FACTS: Final = {"python": "abi3, 3.11 and later", "tensors": "DLPack exchange API 1"}

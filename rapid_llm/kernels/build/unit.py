@@ -18,8 +18,8 @@ class Unit:
     path: the way it is built (`cpp`, `jit`, `nvrtc`, `aot`), a folder in the store. output: the file's name inside the
     artifact's folder. flags: as given to the compiler. include_dirs: headers below them enter by content.
     system_dirs: headers below them (Python's, a library's) enter by the versions stated in `facts`. link_inputs: files
-    given to the linker, by content. arch: `sm_90`, or the CPU's level of vector extensions. facts: whatever else shapes the
-    result: torch, Python tag, ABI, CUDA.
+    given to the linker, by content. arch: `sm_90`, or the CPU's level of vector extensions. facts: whatever else shapes
+    the result: torch, Python tag, ABI, CUDA.
     """
 
     path: str

@@ -1,10 +1,10 @@
 // attention.decode over a paged fp32 cache on a CPU.
 //
-// Why not PyTorch: it would gather the pages into a dense copy, or pay a handful of aten calls per layer and sequence for
-// work of a few microseconds. Here the pages are read in place, once for all query heads of a kv head.
+// Why not PyTorch: it would gather the pages into a dense copy, or pay a handful of aten calls per layer and sequence
+// for work of a few microseconds. Here the pages are read in place, once for all query heads of a kv head.
 //
-// The unit of work is a chunk of one sequence's keys for one kv head, so that a single long sequence keeps every thread busy;
-// each chunk leaves its softmax's maximum, sum and weighted values, which are then joined in order (Milakov and
+// The unit of work is a chunk of one sequence's keys for one kv head, so that a single long sequence keeps every thread
+// busy; each chunk leaves its softmax's maximum, sum and weighted values, which are then joined in order (Milakov and
 // Gimelshein 2018, as in split-KV decoding). Chunks depend on the length alone, never on the number of threads.
 
 #include <immintrin.h>
@@ -152,7 +152,7 @@ void check_attention(const char* op, const Tensor& out, const Tensor& query, con
   check_cpu(op, "v_cache", v_cache, DType::float32);
   check_cpu(op, "out", out, DType::float32);
   RAPID_CHECK(query.dim == 3 && k_cache.dim == 4, op,
-              ": query must be (sequences, heads, head_dim) and the caches (pages, page_size, kv_heads, head_dim), got ",
+              ": query must be (sequences, heads, head_dim) and caches (pages, page_size, kv_heads, head_dim), got ",
               query.shape(), " and ", k_cache.shape());
   RAPID_CHECK(k_cache.size(1) > 0, op, ": pages hold no rows: caches are ", k_cache.shape(),
               "; use a page_size of at least 1");
@@ -174,10 +174,10 @@ void check_attention(const char* op, const Tensor& out, const Tensor& query, con
   check_disjoint(op, "out", out, "v_cache", v_cache);
 }
 
-// Fills in the first chunk of each sequence, and one past the last; returns the number of keys. Raises where a sequence is
-// longer than its block table or names a page outside the cache.
-int64_t plan(const char* op, const Indices& lengths, const Indices& table, const Tensor& block_table, const Tensor& cache,
-          std::vector<int64_t>& starts) {
+// Fills in the first chunk of each sequence, and one past the last; returns the number of keys. Raises where a sequence
+// is longer than its block table or names a page outside the cache.
+int64_t plan(const char* op, const Indices& lengths, const Indices& table, const Tensor& block_table,
+             const Tensor& cache, std::vector<int64_t>& starts) {
   const int64_t sequences = block_table.size(0), width = block_table.size(1);
   const int64_t pages = cache.size(0), page_size = cache.size(1);
   int64_t all = 0;
@@ -188,8 +188,8 @@ int64_t plan(const char* op, const Indices& lengths, const Indices& table, const
                 "; its block table of ", width, " pages is too short for them");
     const Indices row = table.from(s * block_table.stride(0));
     for (int64_t b = 0; b < used; ++b) {
-      RAPID_CHECK(row[b] >= 0 && row[b] < pages, op, ": sequence ", s, " has ", keys, " keys; its block table names page ",
-                  row[b], ", outside the cache's ", pages);
+      RAPID_CHECK(row[b] >= 0 && row[b] < pages, op, ": sequence ", s, " has ", keys, " keys; its block table names "
+                  "page ", row[b], ", outside the cache's ", pages);
     }
     all += keys;
     starts.push_back(starts.back() + (keys + kChunk - 1) / kChunk);
@@ -241,8 +241,8 @@ void attention_decode(Tensor& out, const Tensor& query, const Tensor& k_cache, c
     for (int64_t i = 0; i < sequences * query_heads; ++i) {
       const int64_t s = i / query_heads, h = i % query_heads;
       const int64_t unit = first_chunk[s] * kv_heads + h / group;
-      join(Part{parts + (unit * group + h % group) * step}, first_chunk[s + 1] - first_chunk[s], kv_heads * group * step,
-           dim, out.as<float>() + s * out.stride(0) + h * out.stride(1), out.stride(2));
+      join(Part{parts + (unit * group + h % group) * step}, first_chunk[s + 1] - first_chunk[s],
+           kv_heads * group * step, dim, out.as<float>() + s * out.stride(0) + h * out.stride(1), out.stride(2));
     }
   }
 }

@@ -1,53 +1,29 @@
 // Linear layers over GGUF block-quantised weights for x86 CPUs, fp32 input and output.
 //
-// Why not Triton or plain PyTorch: there is no Triton on CPU, and PyTorch would write the dequantised weight to memory and
-// read it again, which costs several times the bytes of the weight itself. Here a block of 32 weights is decoded in
+// Why not Triton or plain PyTorch: there is no Triton on CPU, and PyTorch would write the dequantised weight to memory
+// and read it again, which costs several times the bytes of the weight itself. Here a block of 32 weights is decoded in
 // registers, with the same rounding as dequantising it in fp32, and used at once for up to four rows of the input. For
-// many rows a GEMM over a dequantised piece of the weight is faster; writing that piece is the second half of this file.
+// many rows a GEMM over a dequantised piece of the weight is faster; writing it is the second half of this file.
 //
 // Formats (block_formats.py has the numbers): q8_0 is fp16 d, 32 int8 q, w = d*q. q4_0 is fp16 d, 16 bytes,
 // w = d*(q - 8). q4_1 is fp16 d, fp16 m, 16 bytes, w = d*q + m. Low nibbles are weights 0..15, high nibbles 16..31.
 
-#include <immintrin.h>
 #include <omp.h>
 
 #include <cstring>
 
 #include "gemm/blocks_cpu.h"
+#include "gemm/vectors_cpu.h"
 #include "rapid_llm/module.h"
 
 namespace rapid_llm {
 namespace {
 
-// Bytes ahead of the block in use; the hardware's own prefetcher stops at every page.
-constexpr int kAhead = 2048;
-
 #if defined(__AVX512F__)
-using Vec = __m512;
-constexpr int kLanes = 16;
-inline Vec zero() { return _mm512_setzero_ps(); }
-inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-inline Vec all(__m128 v) { return _mm512_broadcastss_ps(v); }
-inline float sum(Vec a, Vec b) { return _mm512_reduce_add_ps(_mm512_add_ps(a, b)); }
 // Widen 16 bytes to one vector.
 inline void from_u8(__m128i bytes, Vec* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)); }
 inline void from_s8(__m128i bytes, Vec* out) { out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
 #else
-using Vec = __m256;
-constexpr int kLanes = 8;
-inline Vec zero() { return _mm256_setzero_ps(); }
-inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-inline Vec all(__m128 v) { return _mm256_broadcastss_ps(v); }
-inline float sum(Vec a, Vec b) {
-  const Vec v = _mm256_add_ps(a, b);
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
-}
 // Widen 16 bytes to two vectors.
 inline void from_u8(__m128i bytes, Vec* out) {
   out[0] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
@@ -60,8 +36,6 @@ inline void from_s8(__m128i bytes, Vec* out) {
 #endif
 
 constexpr int kVecs = kBlock / kLanes;
-
-inline __m128i bytes16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
 inline __m128 halves(const uint8_t* p, int count) {
   uint32_t bits = 0;
@@ -176,13 +150,7 @@ void linear(const uint8_t* weight, int64_t weight_stride, const float* input, in
   }
 }
 
-inline void store(float* p, Vec v) {
-#if defined(__AVX512F__)
-  _mm512_storeu_ps(p, v);
-#else
-  _mm256_storeu_ps(p, v);
-#endif
-}
+using ::rapid_llm::store;
 
 // Round to bfloat16, ties to even. The weights are finite: fp16 scales times small integers.
 inline void store(uint16_t* p, Vec v) {

@@ -1,7 +1,7 @@
 // Linear layers over GGUF block-quantised weights for x86 CPUs, with the input rounded to 16-bit integers per block.
 //
-// Why not Triton or plain PyTorch: see linear_blocks.cpp. Its decoding to fp32 is what bounds that kernel, not memory. Here
-// each block of 32 inputs becomes x = s*q with s = max|x| / 32767, so that a block's products are integers and one
+// Why not Triton or plain PyTorch: see linear_blocks.cpp. Its decoding to fp32 is what bounds that kernel, not memory.
+// Here each block of 32 inputs becomes x = s*q with s = max|x| / 32767, so that a block's products are integers and one
 // multiply-add instruction takes two of them; a block's sum is exact. The rounding of x is 2^-16 of its block's largest
 // value, far below bf16's.
 //
@@ -193,7 +193,7 @@ bool linear(const uint8_t* weight, int64_t weight_stride, const float* input, in
 
 }  // namespace
 
-// Rows of input and out, blocks of weight; `bias` may be absent. False, with nothing written, if the input is not finite.
+// Rows of input and out, blocks of weight; `bias` may be absent. False, with nothing written, for a non-finite input.
 #define RAPID_LLM_LINEAR(name, Format)                                                                             \
   bool name(Tensor& out, const Tensor& input, const Tensor& weight, const Tensor* bias, int64_t threads) {         \
     const Product p = product_of("linear", out, input, weight, bias, Format::kBytes);                              \

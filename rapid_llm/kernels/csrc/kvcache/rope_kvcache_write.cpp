@@ -1,4 +1,4 @@
-// rope_kvcache_write of fp32 heads on a CPU: rotate, and store what was rotated, while it lies in the first-level cache.
+// rope_kvcache_write of fp32 heads on a CPU: rotate, and store what was rotated while it lies in the first-level cache.
 //
 // Why not PyTorch: in decode the two ops are a dozen tiny aten calls per layer; here they are one call.
 

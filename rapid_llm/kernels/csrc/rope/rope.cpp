@@ -1,6 +1,7 @@
 // rope in place on fp32 heads on a CPU.
 //
-// Why not PyTorch: rotating halves in place takes a gather and three aten calls each for query and key, all tiny in decode.
+// Why not PyTorch: rotating halves in place takes a gather and three aten calls each for query and key, all tiny in
+// decode.
 
 #include "rope/rotation_cpu.h"
 

@@ -15,8 +15,9 @@ inline void check_rotation(const char* op, const Tensor& query, const Tensor& ke
               query.shape(), " and ", key.shape());
   RAPID_CHECK(positions.dim == 1 && positions.size(0) == query.size(0), op, ": positions must have shape (",
               query.size(0), ",): got ", positions.shape());
-  RAPID_CHECK(table.dim == 2 && table.dtype == DType::float32 && table.size(1) % 2 == 0 && table.size(1) <= query.size(2),
-              op, ": cos_sin_cache must be float32 (max_position, rotary_dim), rotary_dim even and at most head_dim ",
+  const bool fits = table.dim == 2 && table.size(1) % 2 == 0 && table.size(1) <= query.size(2);
+  RAPID_CHECK(fits && table.dtype == DType::float32, op,
+              ": cos_sin_cache must be float32 (max_position, rotary_dim), rotary_dim even and at most head_dim ",
               query.size(2), ": got ", name_of(table.dtype), " ", table.shape());
   check_dense_rows(op, "query", query);
   check_dense_rows(op, "key", key);

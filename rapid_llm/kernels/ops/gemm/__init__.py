@@ -91,6 +91,24 @@ register(
         available="rapid_llm.kernels.cpp:available_bf16",
         roundings=("input:bf16", "weight:bf16", "output:bf16"),
     ),
+    # Against torch on an AVX-512 CPU with bf16 arithmetic, one thread: bf16 2.8 times as fast for one token of 1536 x
+    # 576, 1.8 for four and 0.7 to 1.4 for eight; fp16, which torch multiplies row by row, 3 to 6 times for 1 to 64.
+    *(
+        KernelSpec(
+            name=f"cpp/linear.{dtype}",
+            op="linear",
+            backend="cpp",
+            target="rapid_llm.kernels.ops.gemm.linear_dense_cpp:linear",
+            available="rapid_llm.kernels.cpp:available",
+            devices=("cpu",),
+            dtypes=(dtype,),
+            schemes=("unquantized",),
+            layout=("input:last_dim_contiguous", "weight:last_dim_contiguous"),
+            shape=Shape(prefer=(Dim("tokens", max=tokens),)),
+            priority=30,
+        )
+        for dtype, tokens in (("bf16", 4), ("fp16", 64))
+    ),
 )
 
 

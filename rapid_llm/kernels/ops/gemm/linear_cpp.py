@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.cpp import load_cpp
-from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor
+from rapid_llm.kernels.ops.arguments import check_tensor
+from rapid_llm.kernels.ops.gemm._cpp_rows import answer, check_out, memory_for, rows_of
 from rapid_llm.kernels.registry import ArgumentError
 
 SCRATCH_ELEMENTS: Final = 2**21
@@ -44,22 +45,13 @@ def _decode(
     input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, rounded: bool
 ) -> Tensor:
     names = _names(scheme)
-    rows = input if input.dim() == 2 else _rows(input)
-    if bias is not None and not bias.is_contiguous():
-        bias = bias.contiguous()
-    if out is None:
-        dense = input.new_empty(rows.shape[0], weight.shape[0])
-    else:
-        _check_out(input, weight, out)
-        dense = (torch.empty_like(out, memory_format=torch.contiguous_format) if not out.is_contiguous() else out).view(
-            rows.shape[0], weight.shape[0]
-        )
+    rows = rows_of(input)
+    product = memory_for(input, rows, weight, out)
+    dense_bias = bias if bias is None or bias.is_contiguous() else bias.contiguous()
     threads = torch.get_num_threads()
-    if not (rounded and getattr(_int16, names[1])(dense, rows, weight, bias, threads)):
-        getattr(_library, names[0])(dense, rows, weight, bias, threads)
-    if out is None:
-        return dense if rows is input else dense.view(*input.shape[:-1], weight.shape[0])
-    return out if out.is_contiguous() else out.copy_(dense.view(out.shape))
+    if not (rounded and getattr(_int16, names[1])(product, rows, weight, dense_bias, threads)):
+        getattr(_library, names[0])(product, rows, weight, dense_bias, threads)
+    return answer(input, product, out)
 
 
 def linear_gemm(
@@ -83,14 +75,14 @@ def _gemm(
     input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scheme: str, dtype: torch.dtype
 ) -> Tensor:
     dequantise = getattr(_library, _names(scheme)[2])
-    given = _rows(input)
+    given = rows_of(input)
     outputs, features = weight.shape[0], given.shape[1]
     if input.dtype is not torch.float32 or not input.is_cpu:
         raise ArgumentError(f"linear: input must be float32 on the same device, cpu: got {input.dtype}, {input.device}")
     if bias is not None:
         check_tensor("linear", "bias", bias, input, (outputs,))
     if out is not None:
-        _check_out(input, weight, out)
+        check_out(input, weight, out)
     result = input.new_empty(*input.shape[:-1], outputs) if out is None else out
     rows = given.to(dtype)
     direct = dtype is torch.float32 and result.is_contiguous()
@@ -111,17 +103,3 @@ def _names(scheme: str) -> tuple[str, str, str]:
         return _NAMES[scheme]
     except KeyError:
         raise ArgumentError(f"linear: scheme must be one of {', '.join(_SCHEMES)}: got {scheme!r}") from None
-
-
-def _rows(input: Tensor) -> Tensor:
-    """All leading dimensions as one."""
-    if input.dim() == 0:
-        raise ArgumentError("linear: input must be (..., in_features), got a scalar")
-    return input.reshape(input.shape[:-1].numel(), input.shape[-1])
-
-
-def _check_out(input: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Raise unless `out` may take the result; of a dense one the launcher asks more."""
-    check_tensor("linear", "out", out, input, (*input.shape[:-1], weight.shape[0]))
-    check_disjoint("linear", "out", out, "input", input)
-    check_disjoint("linear", "out", out, "weight", weight)
