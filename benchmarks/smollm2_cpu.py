@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rapid_llm.bench import Comparison, Figure, Run, compare, read_bandwidth
+from rapid_llm.bench import Comparison, Figure, Run, compare_arms, read_bandwidth
 from rapid_llm.platform import default_threads
 
 from . import common
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     ids = ours[0].llm.tokenizer.encode(TEXT.read_text())
     for context in CONTEXTS:
         prompts = Prompts(ids, context)
-        found = compare(
+        found = compare_arms(
             [arm.decode(prompts, DECODED) for arm in arms],
             baseline=PEERS[0],
             rounds=rounds,
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         decode_figures(run, found, context, bandwidth.bytes_per_second / path.stat().st_size)
     prompts = Prompts(ids, PREFILLED)
-    found = compare(
+    found = compare_arms(
         [arm.prefill(prompts) for arm in arms], baseline=PEERS[0], rounds=rounds, progress=progress("prefill")
     )
     prefill_figures(run, found)

@@ -90,7 +90,7 @@ class Comparison:
         }
 
 
-def compare(
+def compare_arms(
     arms: Sequence[Arm],
     *,
     baseline: str,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rapid_llm.bench import Arm, ResolutionError, compare
+from rapid_llm.bench import Arm, ResolutionError, compare_arms
 from rapid_llm.bench.compare import AGAIN
 from tests.bench.fakes import FakeClock
 
@@ -37,7 +37,7 @@ def test_every_round_runs_every_arm_and_directions_alternate() -> None:
 
         return Arm(name, run)
 
-    compare([arm("a"), arm("b")], baseline="a", rounds=4, warmup=1, clock=clock)
+    compare_arms([arm("a"), arm("b")], baseline="a", rounds=4, warmup=1, clock=clock)
     assert "".join(seen) == "ab" + "aba" * 4  # the baseline stands at both ends of each round
     assert len(seen) == 2 + 3 * 4
 
@@ -54,7 +54,7 @@ def test_setup_is_untimed_and_its_result_is_used() -> None:
         clock.now += ns
 
     arms = [Arm("a", clock.work(1000)), Arm("b", run, setup)]
-    result = compare(arms, baseline="a", rounds=3, clock=clock)
+    result = compare_arms(arms, baseline="a", rounds=3, clock=clock)
     assert result.speedup("b").median == 2.0
     assert result.time("b").max == 500e-9
 
@@ -67,7 +67,7 @@ def test_ratios_are_per_unit_of_work_and_against_the_fastest_rival() -> None:
         Arm("quick", clock.work(100), units=2),
         Arm("us", clock.work(50), units=2),
     ]
-    result = compare(arms, baseline="slow", rounds=3, clock=clock)
+    result = compare_arms(arms, baseline="slow", rounds=3, clock=clock)
     assert result.rate("us").median == pytest.approx(4e7)
     assert result.speedup("us").median == pytest.approx(4.0)
     assert result.speedup("us", over=("slow", "quick")).median == pytest.approx(2.0)
@@ -80,7 +80,7 @@ def test_drift_gives_no_phantom_difference() -> None:
     for _ in range(200):
         clock = FakeClock()
         arms = [Arm(name, _drifting(clock, 10_000, 0.02, 0.03, rng)) for name in "ab"]
-        result = compare(arms, baseline="a", rounds=8, clock=clock)
+        result = compare_arms(arms, baseline="a", rounds=8, clock=clock)
         wrong += result.verdict("b") != "undecided"
     assert wrong <= 2
 
@@ -90,7 +90,7 @@ def test_a_real_difference_is_seen_through_drift_and_noise(cost: int, verdict: s
     """Catches: a verdict that is always undecided, or upside down."""
     clock, rng = FakeClock(), random.Random(1)
     arms = [Arm("a", _drifting(clock, 10_000, 0.02, 0.05, rng)), Arm("b", _drifting(clock, cost, 0.02, 0.05, rng))]
-    result = compare(arms, baseline="a", rounds=6, clock=clock)
+    result = compare_arms(arms, baseline="a", rounds=6, clock=clock)
     assert result.verdict("b") == verdict
     assert result.control.min <= 1.15
     assert result.control.max >= 0.87
@@ -99,7 +99,7 @@ def test_a_real_difference_is_seen_through_drift_and_noise(cost: int, verdict: s
 def test_the_control_shows_the_noise() -> None:
     """Catches: a control that is computed from the same runs, and so always reads 1."""
     clock, rng = FakeClock(), random.Random(2)
-    result = compare([Arm("a", _drifting(clock, 10_000, 0.0, 0.2, rng))], baseline="a", rounds=8, clock=clock)
+    result = compare_arms([Arm("a", _drifting(clock, 10_000, 0.0, 0.2, rng))], baseline="a", rounds=8, clock=clock)
     assert result.seconds["a"] != result.seconds["a" + AGAIN]
     assert result.control.max > 1.02
     assert set(result.json()["arms"]) == {"a", "a" + AGAIN}
@@ -109,10 +109,10 @@ def test_bad_requests_are_refused_by_name() -> None:
     clock = FakeClock()
     arm = Arm("a", clock.work(10))
     with pytest.raises(ValueError, match="'x' is not an arm"):
-        compare([arm], baseline="x", clock=clock)
+        compare_arms([arm], baseline="x", clock=clock)
     with pytest.raises(ValueError, match="names must differ"):
-        compare([arm, arm], baseline="a", clock=clock)
+        compare_arms([arm, arm], baseline="a", clock=clock)
     with pytest.raises(ValueError, match="rounds=2"):
-        compare([arm], baseline="a", rounds=2, clock=clock)
+        compare_arms([arm], baseline="a", rounds=2, clock=clock)
     with pytest.raises(ResolutionError, match="'a' took no time"):
-        compare([Arm("a", lambda: None)], baseline="a", clock=clock)
+        compare_arms([Arm("a", lambda: None)], baseline="a", clock=clock)

@@ -1,0 +1,164 @@
+"""Copies of arguments by storage: views of one storage stay views of one storage, with their strides and offsets.
+
+A `clone()` of a sliced view is packed, and a kernel that has the strides at heart then reads other memory than the one
+that is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+Arguments = dict[int | str, Any]
+"""Arguments of a call: positional ones under 0, 1, ..., keywords under their names."""
+
+
+def bind(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Arguments:
+    bound: Arguments = dict(enumerate(args))
+    bound.update(kwargs or {})
+    return bound
+
+
+def call(fn: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:
+    """`fn` with its arguments bound."""
+    positional = [value for key, value in arguments.items() if isinstance(key, int)]
+    return functools.partial(fn, *positional, **{k: v for k, v in arguments.items() if isinstance(k, str)})
+
+
+def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every tensor in `value`, within tuples, lists and dicts too, with a name for messages."""
+    if is_tensor(value):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors(
+                item, f"{name}.{key}" if name else f"argument {key}" if isinstance(key, int) else str(key)
+            )
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from tensors(item, f"{name}[{index}]")
+
+
+def is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def storage_key(tensor: Any) -> int:
+    """Equal for views of one storage, also for one without memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def storages_of(arguments: Arguments, keys: Iterable[int | str]) -> frozenset[int]:
+    """Keys of the storages behind the arguments called `keys`."""
+    return frozenset(storage_key(t) for key in keys for _, t in tensors(arguments[key]))
+
+
+def unique_bytes(values: Any) -> int:
+    """Bytes of the distinct storages behind `values`: an expanded tensor counts what it holds."""
+    found = {storage_key(t): t.untyped_storage().nbytes() for _, t in tensors(values)}
+    return sum(found.values())
+
+
+def copy_arguments(arguments: Arguments) -> Arguments:
+    """The same call on fresh memory: every storage copied once, every tensor a view of its copy."""
+    made: dict[int, Any] = {}
+
+    def copy(tensor: Any) -> Any:
+        import torch
+
+        key = storage_key(tensor)
+        if key not in made:
+            made[key] = tensor.untyped_storage().clone()
+        fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return fresh.set_(made[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    return {key: rebuild(value, copy) for key, value in arguments.items()}
+
+
+def rebuild(value: Any, each: Callable[[Any], Any]) -> Any:
+    """`value` with every tensor replaced by `each(tensor)`."""
+    if is_tensor(value):
+        return each(value)
+    if isinstance(value, Mapping):
+        return {key: rebuild(item, each) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(rebuild(item, each) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(rebuild(item, each) for item in value)
+    return value
+
+
+def storage_pairs(target: Any, source: Any, skip: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any, Any]]:
+    """(name, bytes of target, bytes of source) of each distinct storage, as flat uint8 tensors; `skip`: storages of
+    `target` to leave out."""
+    seen: set[int] = set(skip)
+    for (name, mine), (_, theirs) in zip(tensors(target), tensors(source), strict=True):
+        if storage_key(mine) not in seen:
+            seen.add(storage_key(mine))
+            yield name, as_bytes(mine), as_bytes(theirs)
+
+
+def as_bytes(tensor: Any) -> Any:
+    """The whole storage behind `tensor` as a flat uint8 tensor."""
+    import torch
+
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def vary(arguments: Arguments, step: int) -> bool:
+    """Roll the rows of every tensor of numbers by `step`, in place; whether anything changed.
+
+    Indices (int32, int64, bool) stay: they must fit each other. Rows of bytes are moved whole, for they may be blocks
+    of a quantised format. What overlaps itself (stride 0) stays too.
+    """
+    import torch
+
+    changed = False
+    for _, tensor in tensors(arguments):
+        whole = tensor.dtype in (torch.int8, torch.uint8)
+        if not (whole or tensor.dtype.is_floating_point) or not tensor.numel():
+            continue
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            continue
+        dims = range(1 if whole and tensor.dim() > 1 else 0 if whole else tensor.dim())
+        dim = next((d for d in dims if tensor.shape[d] > 1), None)
+        if dim is None:
+            continue
+        bits = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+        rolled = bits.roll(step % tensor.shape[dim], dim)
+        changed = changed or not torch.equal(rolled, bits)
+        bits.copy_(rolled)
+    return changed
+
+
+def poison(tensor: Any) -> None:
+    """Fill with a value that no result has: NaN, or an unlikely integer."""
+    import torch
+
+    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tensor.view(torch.uint8).fill_(0x7F)
+    elif tensor.dtype.is_floating_point:
+        tensor.fill_(float("nan"))
+    elif tensor.dtype is not torch.bool:
+        tensor.fill_(_unlikely(tensor.dtype))
+
+
+def poisoned(tensor: Any) -> int:
+    """How many elements still hold the poison."""
+    import torch
+
+    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return int((tensor.view(torch.uint8) == 0x7F).sum())
+    if tensor.dtype.is_floating_point:
+        return int(torch.isnan(tensor).sum())
+    return 0 if tensor.dtype is torch.bool else int((tensor == _unlikely(tensor.dtype)).sum())
+
+
+def _unlikely(dtype: Any) -> int:
+    import torch
+
+    return int(torch.iinfo(dtype).max) - 7
