@@ -78,7 +78,7 @@ def cache_dir() -> Path:
 
     text = os.environ.get("RAPID_LLM_CACHE_DIR")
     if text:
-        return Path(text).expanduser()
+        return _path("RAPID_LLM_CACHE_DIR", text)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rapid_llm"
 
@@ -98,10 +98,8 @@ def jit() -> str:
 
 def trace_file() -> Path | None:
     """Where the decision trace goes, or None."""
-    from pathlib import Path
-
     text = os.environ.get("RAPID_LLM_TRACE")
-    return Path(text).expanduser() if text else None
+    return _path("RAPID_LLM_TRACE", text) if text else None
 
 
 def op_variable(op_id: str) -> str:
@@ -131,9 +129,21 @@ def unknown(op_ids: Iterable[str]) -> list[tuple[str, str | None]]:
         if name not in known and not name.startswith("RAPID_LLM_TEST_"):
             import difflib  # only a misspelling pays for it
 
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            found.append((name, nearest[0] if nearest else None))
+            bare = {other.removeprefix(PREFIX): other for other in known}  # what all share says nothing
+            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=0.6)
+            found.append((name, bare[nearest[0]] if nearest else None))
     return found
+
+
+def _path(name: str, text: str) -> Path:
+    from pathlib import Path
+
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~ of a user that there is not
+        raise SettingError(
+            f"{name}={text!r}: {text.split('/')[0]} is no user's home; write the path in full"
+        ) from error
 
 
 def _flag(name: str) -> bool:

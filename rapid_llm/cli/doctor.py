@@ -154,7 +154,11 @@ def _include() -> str:
 def _cache(report: Report) -> None:
     from rapid_llm.models import hub
 
-    folder = settings.cache_dir()
+    try:
+        folder = settings.cache_dir()
+    except settings.SettingError as error:  # a finding of the environment
+        report.facts["cache"] = {"directory": str(error)}
+        return
     facts: dict[str, Any] = {"directory": str(folder), "free": _free(folder)}
     report.facts["cache"] = facts
     problem = _cannot_write(folder)
@@ -235,7 +239,7 @@ def _environment(report: Report) -> None:
         report.find(
             f"{name} is set and means nothing", f"did you mean {nearest}?" if nearest else "unset it; see doctor --env"
         )
-    for read in (settings.strict, settings.jit):
+    for read in (settings.strict, settings.jit, settings.cache_dir, settings.trace_file):
         try:
             read()
         except settings.SettingError as error:

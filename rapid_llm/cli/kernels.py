@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from .support import BAD, USAGE, fail, print_json, print_table
+from .support import BAD, USAGE, as_options, fail, print_json, print_table
 
 _DEVICE = re.compile(r"(cpu|cuda(:\d+)?)")
 
@@ -33,10 +33,17 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     return (
         row["name"],
         "yes" if row["admitted"] else "no",
-        row["priority"],
+        "" if evidence is None else "unmeasured" if row["priority"] is None else row["priority"],
         evidence["state"] if evidence is not None else "",
-        "; ".join(f"{_last_line(r['text'])} ({r['fix']})" for r in row["reasons"]),
+        "; ".join(f"{_last_line(r['text'])} ({_by_variable(row, r['fix'])})" for r in row["reasons"]),
     )
+
+
+def _by_variable(row: dict[str, Any], fix: str) -> str:
+    """A fix that names a row, by the variable that does so for every command."""
+    from rapid_llm.settings import op_variable
+
+    return fix.replace(f"backend={row['name']!r}", f"{op_variable(row['op'])}={row['name']}") if row["op"] else fix
 
 
 def _last_line(text: str) -> str:
@@ -73,7 +80,7 @@ def explain_op(
     if json:
         print_json(found.json())
     else:
-        print(found)
+        print(as_options(str(found)))
     if found.selected is None:
         raise typer.Exit(BAD)
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
@@ -22,7 +23,16 @@ R = TypeVar("R")
 
 
 def prepare_streams() -> None:
-    """Text that a terminal's encoding lacks is replaced, not an error; input stays strict."""
+    """A closed stream leads nowhere; text that an encoding lacks is replaced; input is strict in any locale."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # the number is taken: no file opened later becomes the output
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="strict")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -44,8 +54,30 @@ def flush() -> None:
 def fail(text: object, status: int = BAD) -> NoReturn:
     """End the command with `Error: text` on standard error."""
     flush()
-    print(f"Error: {text}", file=sys.stderr)
+    print(f"Error: {as_options(str(text)) if isinstance(text, Exception) else text}", file=sys.stderr)
     raise typer.Exit(status)
+
+
+_OPTIONS: Final = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "max_model_len", "threads"),
+    *("dtype", "device", "model", "scheme", "backend"),
+)
+_WORDINGS: Final = (
+    (rf"\b({'|'.join(_OPTIONS)})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} "),
+    (r"\bgive --dtype , one", lambda m: "give --dtype, one"),
+    (r"\bpass allow=\('([^']+)',\)", lambda m: f"give --allow {m[1]}"),
+    (r"\bgive dims=\{'(\w+)': \.\.\.\}", lambda m: f"give --dim {m[1]}=N"),
+    (r"\bbind it with dispatch\(\.\.\., prepack=True\) and pass handle\.prepack\(weight\)", lambda m: "give --prepack"),
+)
+
+
+def as_options(text: str) -> str:
+    """`text` with the library's arguments named as this command line's options; code to run stays code."""
+    parts = re.split(r"(rapid_llm\.\S+\(.*?\))", text)
+    for i in range(0, len(parts), 2):
+        for pattern, wording in _WORDINGS:
+            parts[i] = re.sub(pattern, wording, parts[i])
+    return "".join(parts)
 
 
 @contextlib.contextmanager

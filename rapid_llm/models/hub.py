@@ -98,6 +98,8 @@ def resolve_model(name_or_path: str | os.PathLike[str], *, progress: Progress | 
     is neither, `ChecksumError` for a fetched file that was altered, `DownloadError` where fetching fails.
     """
     text = os.fspath(name_or_path)
+    if not text:
+        raise UnknownModelError(f"the model's name is empty; give one of {', '.join(MODELS)}, or a GGUF file's path")
     if text in MODELS:
         return pull(text, progress=progress)
     path = Path(text).expanduser()

@@ -42,3 +42,25 @@ def test_the_cache_follows_its_variable_then_xdg_then_home(monkeypatch: pytest.M
     assert settings.cache_dir() == Path("/x/rapid_llm")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert settings.cache_dir() == Path("/h/.cache/rapid_llm")
+
+
+def test_the_prefix_is_no_likeness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: the nearest name found by the ten letters that all names share."""
+    for name, _ in settings.snapshot():
+        monkeypatch.delenv(name)
+    for name, nearest in (
+        ("RAPID_LLM_JITT", "RAPID_LLM_JIT"),
+        ("RAPID_LLM_SCALE_BACKNED", "RAPID_LLM_SCALE_BACKEND"),
+        ("RAPID_LLM_QUIET", None),
+    ):
+        monkeypatch.setenv(name, "1")
+        assert settings.unknown(["scale"]) == [(name, nearest)]
+        monkeypatch.delenv(name)
+
+
+def test_a_home_that_is_nobodys_is_an_error_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: pathlib's own error, which names neither the variable nor its value."""
+    for name, read in (("RAPID_LLM_CACHE_DIR", settings.cache_dir), ("RAPID_LLM_TRACE", settings.trace_file)):
+        monkeypatch.setenv(name, "~nosuchuser/x")
+        with pytest.raises(settings.SettingError, match=f"{name}='~nosuchuser/x': ~nosuchuser is no user's home"):
+            read()

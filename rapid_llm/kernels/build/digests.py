@@ -53,7 +53,7 @@ def user_root() -> Path | None:
     """The user's own layer of the store; None for a user without a home."""
     try:
         return settings.cache_dir() / "builds"
-    except RuntimeError:  # of Path.home()
+    except (RuntimeError, settings.SettingError):  # of Path.home(), or of a variable that `doctor` reports
         return None
 
 

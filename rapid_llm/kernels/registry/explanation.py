@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from rapid_llm import settings
 from rapid_llm.platform import has_nvidia
 
 from . import dispatcher as _dispatch
 from . import evidence, overrides, plugins, registry
 from .dispatcher import Decision
 from .errors import ForcedRowError, NoKernelError, NotReadyError, StrictFallbackError
-from .filters import Verdict, machine_reasons, preference
+from .filters import Reason, Verdict, machine_reasons, preference
 from .spec import UNMEASURED, KernelSpec
 
 
@@ -116,19 +117,40 @@ def explain(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> E
         return Explanation.failed(facts, forced, _dispatch.verdicts(facts, forced), str(error))
 
 
+def _forced_by_environment(op_id: str) -> overrides.Forced | None:
+    """What a variable forces for the op; one that names nothing of it forces nothing, and `doctor` reports it."""
+    setting = settings.forced_backend(op_id)
+    if setting is None or not any(setting[0] in (row.backend, row.name) for row in registry.rows(op_id)):
+        return None
+    return overrides.Forced(*setting)
+
+
+def _listed_reasons(row: KernelSpec, facts: Any, forced: overrides.Forced | None) -> list[Reason]:
+    named = forced is not None and forced.what in (row.backend, row.name)
+    if forced is not None and not named:
+        return [Reason("forced", f"{forced.by} forces {forced.what}", f"unset {forced.by}")]
+    reasons = machine_reasons(row, facts, _dispatch.broken_text(row.name), forced=named)
+    if not reasons and facts.device == "cuda" and not has_nvidia():
+        text = "no CUDA device is here: no NVIDIA driver is loaded"
+        return [Reason("device", text, "run where there is an NVIDIA GPU")]
+    return reasons
+
+
 def listing(device: str | None = None) -> list[dict[str, object]]:
     """Every row and every dead plugin on this machine: `op, name, backend, admitted, reasons, priority, evidence`.
 
-    A row is admitted here if nothing but a call's own arguments could rule it out.
+    A row is admitted here if nothing but a call's own arguments could rule it out. A backend that a variable forces
+    rules the op's other rows out.
     """
     plugins.scan()
     where = device if device is not None else "cuda" if has_nvidia() else "cpu"
     listed: list[dict[str, object]] = []
     for op in registry.ops():
+        forced = _forced_by_environment(op.id)
         for row in registry.rows(op.id):
             dtype = row.dtypes[0] if row.dtypes else op.dtypes[0]
             facts = _dispatch.facts_of(op.id, (), {"device": where, "dtype": dtype})
-            reasons = machine_reasons(row, facts, _dispatch.broken_text(row.name))
+            reasons = _listed_reasons(row, facts, forced)
             listed.append(
                 {
                     "op": op.id,

@@ -59,9 +59,7 @@ def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None, un
     proof = evidence.of(row, facts)
     reasons = [*_fit(row, facts)]
     if not proof.verified and not forced:
-        prove = f"rapid_llm.verify.check_row({row.op!r}, {row.name!r}, dtype={facts.dtype!r}, record=True)"
-        fix = f"prove it in this process with {prove}, or name it: backend={row.name!r}"
-        reasons.append(Reason("unverified", proof.text, fix))
+        reasons.append(Reason(proof.state, proof.text, _proving(row)))
     if not reasons:
         reasons += _usable(row, broken)
     if not reasons and unready is not None:
@@ -69,14 +67,20 @@ def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None, un
     return Verdict(row, tuple(reasons), proof, notes.of(row.name))
 
 
-def machine_reasons(row: KernelSpec, facts: Facts, broken: str | None) -> list[Reason]:
-    """What rules the row out on this machine whatever the arguments: device, SM, evidence, availability."""
+def machine_reasons(row: KernelSpec, facts: Facts, broken: str | None, *, forced: bool = False) -> list[Reason]:
+    """What rules the row out on this machine whatever the arguments: device, SM, evidence unless it is named,
+    availability."""
     reasons = [*_device(row, facts)]
     if not reasons:
         proof = evidence.of(row, facts)
-        if not proof.verified:
-            reasons.append(Reason("unverified", proof.text, f"name it: backend={row.name!r}"))
+        if not proof.verified and not forced:
+            reasons.append(Reason(proof.state, proof.text, _proving(row)))
     return reasons or [*_usable(row, broken)]
+
+
+def _proving(row: KernelSpec) -> str:
+    """What makes evidence for a row, or does without."""
+    return f"prove it on this machine: rapid-llm kernels verify {row.name}; or name it: backend={row.name!r}"
 
 
 def _fit(row: KernelSpec, facts: Facts) -> Iterator[Reason]:
