@@ -50,7 +50,8 @@ def _rows() -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("path", PAGES, ids=_name)
 def test_links_lead_somewhere(path: Path) -> None:
     """Catches: a page that was moved or never written."""
-    links = re.findall(r"\]\((?!https?://)([^)#\s]+)", path.read_text())
+    text = re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.M | re.S)
+    links = re.findall(r"\]\((?!https?://)([^)#\s]+)", text)
     broken = [link for link in links if not (path.parent / link).exists()]
     assert not broken, f"{_name(path)}: {broken}"
 
@@ -108,8 +109,9 @@ def test_commands_in_the_documents_exist() -> None:
     root = typer.main.get_command(app)
     for path in PAGES:
         for line in path.read_text().splitlines():
-            if line.startswith("rapid-llm "):
-                _check_command(root, line.split("#")[0].split()[1:], f"{_name(path)}: {line}")
+            command = re.match(r"(?:\$ )?rapid-llm ([^#|]*)", line)
+            if command:
+                _check_command(root, command[1].split(), f"{_name(path)}: {line}")
 
 
 def _check_command(command: object, words: list[str], where: str) -> None:
