@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rapid_llm.kernels import Explanation, Selected
 
-WORTH_TELLING: Final = ("unavailable", "broken", "unverified", "rounding")
+WORTH_TELLING: Final = ("unavailable", "broken", "unverified", "stale", "quarantined", "rounding")
 """Codes of reasons that a user could do something about; that a row is for another dtype or shape is no news."""
 
 

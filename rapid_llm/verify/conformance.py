@@ -109,7 +109,7 @@ def unavailable(row: KernelSpec, device: str) -> str:
     kind, _, index = device.partition(":")
     facts = with_sm(Facts(row.op, kind, int(index) if index else None))
     reasons = machine_reasons(row, facts, broken_text(row.name))
-    known = [r.text for r in reasons if r.code != "unverified"]
+    known = [r.text for r in reasons if r.code not in evidence.UNPROVEN]
     if reasons and not known:  # the probe of a row without evidence has not been asked
         probe = probes.check(row.available, row.target)
         known = [] if probe.ok else [probe.text]
