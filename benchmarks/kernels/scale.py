@@ -9,6 +9,7 @@ from rapid_llm.bench.sweep import arms_of, benchmark, parametrize
 
 from .driver import main
 from .peers import compiled, plain
+from .values import normal
 
 
 def torch_scale(input: Any, factor: float, out: Any = None) -> Any:
@@ -17,12 +18,13 @@ def torch_scale(input: Any, factor: float, out: Any = None) -> Any:
     return torch.mul(input, factor, out=out)
 
 
+PEERS = {"torch": plain(torch_scale), "torch.compile": compiled(torch_scale)}
+
+
 @parametrize("dtype", full=("fp32", "fp16", "bf16"), quick=("fp16",))
 @parametrize("size", full=(*(2**n for n in range(10, 20)), 2**22, 2**25, 2**28), quick=(4096,))
-@benchmark("row", arms=arms_of("scale", {"torch": plain(torch_scale), "torch.compile": compiled(torch_scale)}))
+@benchmark("row", arms=arms_of("scale", PEERS))
 def scale(g: Any, dtype: str, size: int) -> dict[str, Any]:
-    from .values import normal
-
     return {"input": normal(g, (size,), dtype), "factor": 0.3}
 
 

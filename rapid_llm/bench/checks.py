@@ -9,12 +9,12 @@ from rapid_llm.kernels.registry import OpSpec, get_op, probes
 from rapid_llm.kernels.registry.facts import bind
 
 from .errors import DegenerateInputError, NoCheckError
-from .storages import is_tensor, rebuild
+from .storages import is_tensor, rebuild, unique_bytes
 from .trial import Check, Judge
 
 ON_DEVICE_FLOPS: Final = 2e9
-ON_DEVICE_BYTES: Final = 1 << 26
-"""Oracles of more arithmetic or memory run where the arguments are, in float64; a CPU would take minutes."""
+ON_DEVICE_BYTES: Final = 1 << 23
+"""Oracles of more arithmetic or larger arguments run where these are, in float64; a CPU would take minutes."""
 
 DISTINCT: Final = 10.0
 """The expected values have to spread over so many times their own bound, or any constant would pass."""
@@ -28,7 +28,7 @@ def against_oracle(op: str | OpSpec, roundings: tuple[str, ...] = ()) -> Check:
         values, _ = bind(spec, args, kwargs)
         work = probes.load(spec.work)(**values)
         device = next((v.device for v in values.values() if is_tensor(v)), None)
-        large = work.flops > ON_DEVICE_FLOPS or work.bytes > ON_DEVICE_BYTES
+        large = work.flops > ON_DEVICE_FLOPS or unique_bytes(values) > ON_DEVICE_BYTES
         where = device if large and device is not None else "cpu"
         expected, bounds = _truth(spec, {k: rebuild(v, lambda t: t.to(where)) for k, v in values.items()}, roundings)
         if hasattr(expected, "allowed"):
