@@ -2,7 +2,7 @@
 //
 // Why not PyTorch: for one row of bf16 its library takes longer to start than the product takes, and fp16 it multiplies
 // one row at a time. Here every weight is read once for up to four rows of input and converted, exactly, in registers,
-// or multiplied by the CPU's own bf16 product, which takes subnormal operands for zeros: where one comes up, the products
+// or multiplied by the CPU's own bf16 product. That takes subnormal operands for zeros: where one comes up, products
 // are formed again without it.
 
 #include <omp.h>
@@ -68,7 +68,7 @@ struct Float16 {
 };
 
 // Strides in elements. input: fp32, in `decode`'s order, whole blocks a row, the last one filled up with zeros. pairs:
-// the same as bf16 in its own order, rows of zeros after the last up to a multiple of 4; null where it must not be used.
+// the same as bf16 in its own order, rows of zeros after the last up to a multiple of 4; null where not to be used.
 struct Call {
   const uint16_t* weight;
   int64_t weight_stride;
@@ -89,6 +89,12 @@ inline void add_block(const Vec* w, const float* x, int64_t stride, Vec (*acc)[k
       acc[t][i % kSums] = fma(w[i], load(x + t * stride + i * kLanes), acc[t][i % kSums]);
 }
 
+// Bytes ahead of the block in use: the same place in the rows that come next where these are short.
+inline int64_t distance(const Call& c, int rows) {
+  const int64_t next = 2 * rows * c.weight_stride;
+  return next < 4 * kAhead ? next : kAhead;
+}
+
 template <class Format>
 inline void finish(const Call& c, int64_t n, int64_t t, float total) {
   c.out[t * c.out_stride + n] = Format::write(total + (c.bias == nullptr ? 0.0f : Format::read(c.bias[n])));
@@ -104,12 +110,13 @@ inline void tile(const Call& c, int64_t n, int64_t t) {
     for (int i = 0; i < kTokens * kSums; ++i) acc[r][i / kSums][i % kSums] = zero();
   const uint16_t* weight = c.weight + n * c.weight_stride;
   const float* x = c.input + t * c.input_stride;
+  const int64_t ahead = distance(c, kRows);
   const int64_t whole = c.features / kBlock * kBlock;
   for (int64_t k = 0; k < whole; k += kBlock) {
     RAPID_LLM_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const uint16_t* block = weight + r * c.weight_stride + k;
-      _mm_prefetch(reinterpret_cast<const char*>(block) + kAhead, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(block) + ahead, _MM_HINT_T0);
       Format::decode(block, w);
       add_block<Format, kTokens>(w, x + k, c.input_stride, acc[r]);
     }
@@ -144,6 +151,7 @@ inline bool tile_of_pairs(const Call& c, int64_t n, int64_t t) {
     for (int i = 0; i < 4; ++i) acc[r][i] = zero();
   const uint16_t* weight = c.weight + n * c.weight_stride;
   const uint16_t* x = c.pairs + t * c.input_stride;
+  const int64_t ahead = distance(c, kRows);
   // Without its sign and less one, a subnormal number is below 0xfe and a zero above all others.
   __m512i least = _mm512_set1_epi16(-1);
   for (int64_t k = 0; k < c.features; k += kBlock) {
@@ -155,7 +163,7 @@ inline bool tile_of_pairs(const Call& c, int64_t n, int64_t t) {
     RAPID_LLM_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const uint16_t* block = weight + r * c.weight_stride + k;
-      _mm_prefetch(reinterpret_cast<const char*>(block) + kAhead, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(block) + ahead, _MM_HINT_T0);
       const __m512i w = _mm512_maskz_loadu_epi16(inside, block);
       least = _mm512_min_epu16(least, _mm512_add_epi16(_mm512_add_epi16(w, w), _mm512_set1_epi16(-1)));
       RAPID_LLM_UNROLL

@@ -1,8 +1,8 @@
 // rmsnorm and fused_add_rmsnorm for dense fp32 rows on a CPU.
 //
 // Why not PyTorch: at one row, decode's case, the arithmetic takes a fifth of a microsecond and each aten call one or
-// more; the PyTorch form makes five of them. Here it is one call and two passes over a row that stays in the first-level
-// cache.
+// more; the PyTorch form makes five of them. Here it is one call and two passes over a row that stays in the first-
+// level cache.
 
 #include <cmath>
 
