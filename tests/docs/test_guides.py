@@ -81,6 +81,14 @@ def test_a_step_does_what_the_page_says(page: str, at: int, endings: dict[str, A
         pytest.skip(ending.skipped)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", [page.name for page in GUIDES])
+def test_a_guide_holds_on_a_gpu(page: str, tmp_path: Path) -> None:
+    """Catches: the same in the steps that only a machine with a GPU can follow, which the test above leaves out."""
+    failed = [ending.failed for ending in follow(FOLLOWED[page], tmp_path) if ending.failed]
+    assert not failed, failed[0]
+
+
 @pytest.mark.parametrize("block", QUOTES)
 def test_a_quoted_file_reads_as_quoted(block: Block) -> None:
     """Catches: a worked example that was changed while the guide still shows the old one."""
