@@ -20,6 +20,8 @@ PROMPT ?= Explain in two sentences why the sky is blue.
 RESULTS ?= benchmarks/results
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Modules of benchmarks/kernels that declare a sweep.
+KERNEL_BENCHES ?= $(basename $(notdir $(shell grep -l '^@benchmark' benchmarks/kernels/*.py)))
 
 # The first interpreter on PATH that this package supports.
 USABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -85,6 +87,7 @@ lint: $(TEST) ## style, formatting and types
 bench: $(BENCH) ## every benchmark, each to its file in $(RESULTS); BENCH_ARGS=--force-busy to insist
 	$(PY) -m benchmarks.dispatch --results "$(RESULTS)" $(BENCH_ARGS)
 	$(PY) -m benchmarks.smollm2_cpu --results "$(RESULTS)" $(BENCH_ARGS)
+	@for op in $(KERNEL_BENCHES); do $(PY) -m "benchmarks.kernels.$$op" --out "$(RESULTS)/kernels" $(BENCH_ARGS); done
 
 docs: $(BASE) ## write the pages that are generated from the declarations
 	$(PY) docs/generate.py

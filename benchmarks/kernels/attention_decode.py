@@ -33,7 +33,7 @@ def torch_decode(query: Any, k_cache: Any, v_cache: Any, seq_lens: Any, block_ta
 @parametrize("model", full=tuple(HEADS), quick=("llama3-8b",))
 @parametrize("sequences", full=(1, 8, 64), quick=(1, 8))
 @parametrize("length", full=(128, 1024, 8192), quick=(1024,))
-@benchmark("row", arms=arms_of("attention.decode", torch=plain(torch_decode)))
+@benchmark("row", arms=arms_of("attention.decode", torch=plain(torch_decode), roundings=("probs:bf16", "probs:fp16")))
 def attention_decode(g: Any, dtype: str, model: str, sequences: int, length: int) -> dict[str, Any]:
     query_heads, key_heads, dim = HEADS[model]
     count, table = pages(g, sequences, length)

@@ -32,7 +32,7 @@ def torch_mla(query: Any, kv_cache: Any, seq_lens: Any, block_table: Any, scale:
 @parametrize("heads", full=(16, 128), quick=(128,))
 @parametrize("sequences", full=(1, 8, 64), quick=(8,))
 @parametrize("length", full=(128, 1024, 8192), quick=(1024,))
-@benchmark("row", arms=arms_of("attention.mla_decode", torch=plain(torch_mla)))
+@benchmark("row", arms=arms_of("attention.mla_decode", torch=plain(torch_mla), roundings=("probs:bf16", "probs:fp16")))
 def attention_mla_decode(g: Any, dtype: str, heads: int, sequences: int, length: int) -> dict[str, Any]:
     count, table = pages(g, sequences, length, PAGE)
     return {

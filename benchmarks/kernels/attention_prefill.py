@@ -34,7 +34,7 @@ def torch_prefill(
 @parametrize("model", full=tuple(HEADS), quick=("llama3-8b",))
 @parametrize("sequences", full=(1, 4), quick=(1,))
 @parametrize("length", full=(128, 1024, 4096), quick=(1024,))
-@benchmark("row", arms=arms_of("attention.prefill", torch=plain(torch_prefill)))
+@benchmark("row", arms=arms_of("attention.prefill", torch=plain(torch_prefill), roundings=("probs:bf16", "probs:fp16")))
 def attention_prefill(g: Any, dtype: str, model: str, sequences: int, length: int) -> dict[str, Any]:
     import torch
 

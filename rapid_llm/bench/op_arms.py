@@ -34,7 +34,12 @@ class OpArms:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def op_arms(op_id: str, values: Mapping[str, Any], peers: Mapping[str, Peer] | None = None) -> OpArms:
+def op_arms(
+    op_id: str,
+    values: Mapping[str, Any],
+    peers: Mapping[str, Peer] | None = None,
+    peer_roundings: tuple[str, ...] = (),
+) -> OpArms:
     """Arms for one call of `op_id` with `values`, arguments by their schema names; no rows of other schemes. A peer
     that takes `out` is given one, as the rows are."""
     op = registry.get_op(op_id)
@@ -60,7 +65,7 @@ def op_arms(op_id: str, values: Mapping[str, Any], peers: Mapping[str, Peer] | N
         graph = None if row.graph_safe else False
         arms.append(RowArm(row.name, handle, out, mutated, None, adapt, check, row.name, forced=True, graph=graph))
     arms.sort(key=lambda arm: (arm.name != chosen, arm.name))
-    plain = checks.setdefault((), against_oracle(op))
+    plain = checks.setdefault(peer_roundings, against_oracle(op, peer_roundings))
     for name, make in (peers or {}).items():
         try:
             fn = make()

@@ -38,15 +38,19 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ArmsOf:
-    """All registered rows of `op` that run here, and `peers`."""
+    """All registered rows of `op` that run here, and `peers`, which may round as `roundings` say."""
 
     op: str
     peers: Mapping[str, Peer] = field(default_factory=dict)
+    roundings: tuple[str, ...] = ()
 
 
-def arms_of(op: str, peers: Mapping[str, Peer] | None = None, **more: Peer) -> ArmsOf:
-    """Arms of an op; each peer is a function that makes the function, and may raise ImportError."""
-    return ArmsOf(op, {**(peers or {}), **more})
+def arms_of(
+    op: str, peers: Mapping[str, Peer] | None = None, *, roundings: tuple[str, ...] = (), **more: Peer
+) -> ArmsOf:
+    """Arms of an op; each peer is a function that makes the function, and may raise ImportError. roundings: of those
+    that the op permits, the ones that peers make as well."""
+    return ArmsOf(op, {**(peers or {}), **more}, roundings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ class Benchmark:
         only: Sequence[str] = (),
         cold: bool = True,
     ) -> CaseResult:
-        found = op_arms(self.op, self.values(case, device), self.arms.peers)
+        found = op_arms(self.op, self.values(case, device), self.arms.peers, self.arms.roundings)
         arms = [arm for arm in found.arms if not only or arm.name in only or arm.name == found.chosen]
         positional = [value for key, value in found.arguments.items() if isinstance(key, int)]
         named = {key: value for key, value in found.arguments.items() if isinstance(key, str)}
