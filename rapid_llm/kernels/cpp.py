@@ -1,12 +1,13 @@
 """C++ kernels for the CPU, compiled on first use into extension modules without any of torch's headers.
 
-A source is compiled for a level of vector extensions, the highest that this CPU has, so an artifact serves every
-machine of its level. The module reads tensors through torch's DLPack exchange API and Python through its limited API
-(`csrc/include/rapid_llm/module.h`), and links torch's own OpenMP runtime.
+A source is compiled for a level of vector extensions, the highest that this CPU has and the compiler knows, so an
+artifact serves every machine of its level. The module reads tensors through torch's DLPack exchange API and Python
+through its limited API (`csrc/include/rapid_llm/module.h`), and links torch's own OpenMP runtime.
 """
 
 from __future__ import annotations
 
+import os
 import platform as _host
 import sysconfig
 import threading
@@ -20,7 +21,10 @@ from rapid_llm import settings
 from rapid_llm.platform import cpu_info
 
 from .build import BuildError, GxxCompiler, Unit, build
+from .build.compilers import PROBE_S
 from .build.extension import import_extension
+from .build.process import run
+from .build.remember import remembered
 from .build.toolchain import host_command, python_part
 
 SOURCES: Final = Path(__file__).parent / "csrc"
@@ -92,24 +96,48 @@ def levels() -> tuple[Level, ...]:
     return tuple(level for level in LEVELS if not level.missing)
 
 
+def _known(command: tuple[str, ...]) -> list[str]:
+    """Names of the levels that a compiler can compile for: GCC 9, say, knows AVX-512 without its bf16 arithmetic."""
+
+    def ask() -> list[str]:
+        return [level.name for level in LEVELS if _accepts(command, level)]
+
+    return remembered("levels", command, ask)
+
+
+def _accepts(command: tuple[str, ...], level: Level) -> bool:
+    return run([*command, *level.flags, "-E", "-x", "c++", os.devnull], timeout_s=PROBE_S).status == 0
+
+
 def load_cpp(name: str, source: str, level: Level | None = None) -> ModuleType:
     """The module `rapid_llm_cpp_<name>` compiled from `csrc/<source>`, built on first use; raises `BuildError`.
 
-    level: of vector extensions; None is the highest that this CPU has.
+    level: of vector extensions; None is the highest that this CPU has and the compiler knows.
     """
-    usable = levels()
-    if not usable or (level is not None and level.missing):
-        lowest = level or LEVELS[0]
-        raise BuildError(f"cpp/{name}: {lowest.name} needs {', '.join(lowest.missing)}, which this CPU lacks")
-    key = (name, source, level or usable[-1])
+    command, problem = host_command()
+    if problem:
+        raise BuildError(f"cpp/{name}: {problem}")
+    key = (name, source, _checked(name, level) if level is not None else _highest(name, command))
     with _locks[key]:
         if key not in _loaded:
-            command, problem = host_command()
-            if problem:
-                raise BuildError(f"cpp/{name}: {problem}")
             artifact = build(_unit(*key), GxxCompiler(command))
             _loaded[key] = import_extension(f"rapid_llm_cpp_{name}", artifact.path)
         return _loaded[key]
+
+
+def _checked(name: str, level: Level) -> Level:
+    if level.missing:
+        raise BuildError(f"cpp/{name}: {level.name} needs {', '.join(level.missing)}, which this CPU lacks")
+    return level
+
+
+def _highest(name: str, command: tuple[str, ...]) -> Level:
+    known = _known(command)
+    usable = [level for level in levels() if level.name in known]
+    if not usable:
+        _checked(name, LEVELS[0])
+        raise BuildError(f"cpp/{name}: {' '.join(command)} does not take {' '.join(LEVELS[0].flags)}")
+    return usable[-1]
 
 
 def _unit(name: str, source: str, level: Level) -> Unit:

@@ -180,6 +180,21 @@ def test_a_smaller_cpu_takes_a_lower_level(source: Path, tmp_path: Path, monkeyp
         cpp.load_cpp("answer", "answer.cpp", cpp.LEVELS[1])
 
 
+def test_an_older_compiler_takes_a_lower_level(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: rows that are out because the compiler does not know the newest extension of the CPU."""
+    (command,), _ = host_command()
+    old = tmp_path / "old-compiler"
+    old.write_text(f'#!/bin/sh\ncase "$*" in *-mavx512*) exit 1;; esac\nexec {command} "$@"\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    assert answer() == 42
+    (built,) = libraries(tmp_path)
+    assert json.loads((built.parent / "artifact.json").read_text())["arch"] == "avx2"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(cpp.BuildError, match="old-compiler does not take -mavx2 -mfma -mf16c"):
+        answer()
+
+
 def test_cxx_may_be_a_command_of_several_words(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches `CXX="ccache g++"` looked for as one file, and a launcher that is left out."""
     (command,), _ = host_command()
