@@ -49,7 +49,7 @@ register(
         target="rapid_llm.kernels.ops.kvcache.kvcache_write_cpp:kvcache_write",
         available="rapid_llm.kernels.cpp:available",
         devices=("cpu",),
-        dtypes=("fp32",),
+        dtypes=("fp32", "fp16", "bf16"),
         layout=("last_dim_contiguous",),
         priority=30,
     ),
