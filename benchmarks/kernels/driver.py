@@ -11,6 +11,7 @@ from rapid_llm.bench import BenchError, Run, machine_slug, write_json
 from rapid_llm.bench.digests import source_digest
 from rapid_llm.bench.previous import SCHEMA, compared, load
 from rapid_llm.bench.results import RESULTS
+from rapid_llm.bench.rows import ROUNDS
 from rapid_llm.bench.sweep import Benchmark, CaseResult, environment
 from rapid_llm.bench.tables import environment_text, print_case, print_missing
 from rapid_llm.kernels import registry
@@ -26,7 +27,7 @@ def parser(sweep: Benchmark) -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, default=RESULTS / "kernels", metavar="DIR", help="where results go")
     made.add_argument("--device", help="cuda, cuda:N or cpu (default: cuda where torch sees one)")
     made.add_argument("--rows", metavar="A,B", default="", help="only these arms, and the row that dispatch chooses")
-    made.add_argument("--rounds", type=int, default=20, help="rounds for each case (default: %(default)s)")
+    made.add_argument("--rounds", type=int, default=ROUNDS, help="rounds for each case (default: %(default)s)")
     made.add_argument("--seconds", type=float, default=5.0, help="time for each case (default: %(default)s)")
     made.add_argument("--warm", action="store_true", help="one copy of the arguments, which stays in the cache")
     made.add_argument("--no-plots", action="store_true", help="no pictures")

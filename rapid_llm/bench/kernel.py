@@ -288,7 +288,7 @@ def refuse_too_fast(trial: Trial, work: Work, seconds: float, cold: bool) -> Non
         if limit is None:
             slack = TOLERANCE.get(device.kind, 1.05)
             limit, source = calibrate(device).bytes_per_second * slack, "measured here"
-            if reached > limit:  # a neighbour may have been busy then
+            if reached > limit and device.kind == "cpu":  # a neighbour may have been busy then
                 limit = calibrate(device, again=True).bytes_per_second * slack
         _refuse_above(name, reached, limit, "B/s", source)
     if work.flops:

@@ -24,7 +24,7 @@ from .storages import Arguments, bind
 from .trial import Check, RowArm, Sample, Trial, prepare
 from .work import Work, work_of
 
-ROUNDS = 20
+ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True)

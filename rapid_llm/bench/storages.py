@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 Arguments = dict[int | str, Any]
 """Arguments of a call: positional ones under 0, 1, ..., keywords under their names."""
@@ -128,37 +128,44 @@ def vary(arguments: Arguments, step: int) -> bool:
         dim = next((d for d in dims if tensor.shape[d] > 1), None)
         if dim is None:
             continue
-        bits = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+        bits = _as_integers(tensor)
         rolled = bits.roll(step % tensor.shape[dim], dim)
         changed = changed or not torch.equal(rolled, bits)
         bits.copy_(rolled)
     return changed
 
 
-def poison(tensor: Any) -> None:
-    """Fill with a value that no result has: NaN, or an unlikely integer."""
-    import torch
+_POISON: Final = {
+    "float64": 0x7FF8_BEEF_0000_5A5A,
+    "float32": 0x7FC0_BEEF,
+    "float16": 0x7E5A,
+    "bfloat16": 0x7FDA,
+    "float8_e4m3fn": 0x7F,
+    "float8_e5m2": 0x7D,
+    "int64": 0x7FFF_BEEF_0000_5A5A,
+    "int32": 0x7FFF_BEEF,
+    "int16": 0x7E5A,
+    "int8": 0x5A,
+    "uint8": 0x5A,
+}
+"""Bits that no result has: a NaN of one payload, or an unlikely integer."""
 
-    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        tensor.view(torch.uint8).fill_(0x7F)
-    elif tensor.dtype.is_floating_point:
-        tensor.fill_(float("nan"))
-    elif tensor.dtype is not torch.bool:
-        tensor.fill_(_unlikely(tensor.dtype))
+
+def poison(tensor: Any) -> None:
+    """Fill with poison; `bool`, which has none, stays as it is."""
+    bits = _POISON.get(str(tensor.dtype).removeprefix("torch."))
+    if bits is not None:
+        _as_integers(tensor).fill_(bits)
 
 
 def poisoned(tensor: Any) -> int:
     """How many elements still hold the poison."""
+    bits = _POISON.get(str(tensor.dtype).removeprefix("torch."))
+    return 0 if bits is None else int((_as_integers(tensor) == bits).sum())
+
+
+def _as_integers(tensor: Any) -> Any:
+    """The same elements as integers of their size."""
     import torch
 
-    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        return int((tensor.view(torch.uint8) == 0x7F).sum())
-    if tensor.dtype.is_floating_point:
-        return int(torch.isnan(tensor).sum())
-    return 0 if tensor.dtype is torch.bool else int((tensor == _unlikely(tensor.dtype)).sum())
-
-
-def _unlikely(dtype: Any) -> int:
-    import torch
-
-    return int(torch.iinfo(dtype).max) - 7
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
