@@ -71,3 +71,16 @@ def insert_after(text: str, line_start: str, block: str, where: str) -> str:
 def indent(text: str, by: int = 4) -> str:
     """Every line but empty ones moved to the right."""
     return "".join(" " * by + line if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+def insert_sorted(text: str, pattern: str, name: str, block: str, end: str, where: str) -> str:
+    """`block` among the statements that `pattern` finds, each from a line's start to `end`, by name."""
+    found = list(re.finditer(pattern, text, re.MULTILINE))
+    if not found:
+        raise AuthoringError(f"{where} has nothing like {pattern!r} to stand beside; add {name} by hand")
+    behind = next((match for match in found if match[1] > name), None)
+    if behind is not None:
+        at = text.rindex("\n", 0, behind.start() + 1) + 1 if behind.start() else 0
+    else:
+        at = text.index("\n", text.index(end, found[-1].start())) + 1
+    return text[:at] + block + text[at:]

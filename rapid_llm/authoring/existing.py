@@ -56,7 +56,7 @@ def wrapper(request: Request, values: dict[str, str]) -> str:
         *(f"    {line}," for line in _parameters(op)),
         f") -> {returned}:",
         '    """Replace the body by one call of the kernel. See the op."""',
-        f"    {_WAIVER}",
+        *([f"    {_WAIVER}"] if request.path in ("jit", "aot") else []),
     ]
     if op.parsed.takes_out:
         lines += [
@@ -102,10 +102,36 @@ def _kernel(request: Request, values: dict[str, str]) -> _Kernel:
             (f'_call: Final = LIBRARY.function("{request.function}")',),
             "_call({0}, out={0})",
         )
+    if request.path == "aot":
+        return _Kernel(
+            ("from rapid_llm.kernels import aot",),
+            (f"_kernel: Final = aot.load().{symbol}",),
+            "_kernel({0}, {0})",
+        )
+    if request.path == "nvrtc":
+        return _nvrtc(symbol, values["nvrtc_source"])
     return _Kernel(
         (f"from rapid_llm.kernels.{request.path} import Kernel",),
         (f'_kernel: Final = Kernel("{symbol}", {source})', "prepare: Final = _kernel.prepare"),
         "_kernel[{0}.get_device()]({0}, {0})",
+    )
+
+
+def _nvrtc(symbol: str, source: str) -> _Kernel:
+    """One variant, an element at a time; the letters are its arguments: out, input, vectors, count."""
+    return _Kernel(
+        ("from collections.abc import Hashable", "from rapid_llm.kernels.nvrtc import TYPES, Kernels"),
+        (
+            "def _instances(dtype: str) -> dict[Hashable, tuple[str, str]]:",
+            f'    return {{1: (f"rapid_llm::{symbol}_kernel<{{TYPES[dtype]}}, 1>", "ppll")}}',
+            "",
+            "",
+            f'_kernels: Final = Kernels("{symbol}", {source})',
+            "prepare: Final = _kernels.prepare",
+        ),
+        "if count := {0}.numel():\n"
+        "        launch = _kernels[{0}.get_device(), {0}.dtype][1]\n"
+        "        launch(count // 256 + 1, 256, 1, {0}.data_ptr(), {0}.data_ptr(), count, count)",
     )
 
 

@@ -173,8 +173,14 @@ def _sorted(project: Project) -> Iterator[Finding]:
     extension = project.root / "csrc" / "common_extension.cc"
     if extension.is_file():
         text = extension.read_text()
-        for what, pattern in (("m.def", r'm\.def\(\s*"(\w+)'), ("m.impl", r'm\.impl\(\s*"(\w+)')):
-            yield from _order(extension, text, [(m[1], m.start(1)) for m in re.finditer(pattern, text)], what)
+        for what, pattern in (
+            ("m.def", r'm\.def\(\s*"(\w+)'),
+            ("m.impl", r'm\.impl\(\s*"(\w+)'),
+            ("methods", r"^ +RAPID_LLM_THIN\((\w+)"),
+        ):
+            yield from _order(
+                extension, text, [(m[1], m.start(1)) for m in re.finditer(pattern, text, re.MULTILINE)], what
+            )
     setup = project.root / "setup.py"
     if setup.is_file():
         text = setup.read_text()

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from .edits import add_group, append, append_close, import_line, import_names, indent, insert_after
 from .existing import schemes, wrapper
+from .extension import declare
 from .plan import Plan, fill
 from .request import AuthoringError, Request
 
 _REGISTRY = "rapid_llm.kernels.registry"
 _GPU = ("jit", "nvrtc", "aot")
+_SOURCES = {
+    "jit": ("kernel.cuh", "launch.h", "module.cu"),
+    "nvrtc": ("kernel.cuh",),
+    "aot": ("kernel.cuh", "launch.h"),
+    "cpp": ("kernel.cpp",),
+    "external": (),
+}
 _SUFFIX = {"jit": "jit", "nvrtc": "nvrtc", "aot": "aot", "cpp": "cpp"}
 
 
@@ -69,6 +77,7 @@ def _values(request: Request) -> dict[str, str]:
         "distribution": request.package.replace("_", "-"),
         "device": "cuda" if request.path in _GPU else "cpu",
         "stand_in": "input, out",
+        "nvrtc_source": f'"{include}.cuh", _instances' + ("" if here else ', root=Path(__file__).parent / "csrc"'),
         "benchmark": f"benchmarks.kernels.{fn}" if here else f"benchmarks.{fn}",
     }
 
@@ -97,14 +106,16 @@ def _row(request: Request, made: Plan, values: dict[str, str]) -> None:
     """The new row's source, wrapper and test."""
     here, symbol = request.in_checkout, request.symbol
     csrc = f"rapid_llm/kernels/csrc/{request.group}" if here else f"{request.package}/csrc"
-    sources = {"cpp": ("kernel.cpp",), "external": ()}.get(request.path, ("kernel.cuh", "launch.h", "module.cu"))
+    sources = _SOURCES[request.path]
     names = {"kernel.cpp": ".cpp", "kernel.cuh": ".cuh", "launch.h": "_launch.h", "module.cu": ".cu"}
     for source in sources:
         made.add(f"{csrc}/{symbol}{names[source]}", fill(source, values))
     if request.path == "external":
         _library(request, made, values)
-    template = {"external": "external_new.py", "cpp": "cpp_new.py"}.get(request.path, "jit_new.py")
-    text = fill(template, values) if request.known is None else wrapper(request, values)
+    if request.path == "aot":
+        made.add(f"csrc/{request.group}/{symbol}.cu", fill("extension.cu", values))
+        declare(made, symbol)
+    text = fill(f"{request.path}_new.py", values) if request.known is None else wrapper(request, values)
     target = values["adapter"] if request.path == "external" else f"{values['ops']}.{values['module']}"
     made.add(target.replace(".", "/") + ".py", text)
     tests = "tests/kernels" if here else "tests"
@@ -203,13 +214,20 @@ def _declare_package(request: Request, made: Plan, values: dict[str, str]) -> No
 
 
 def _benchmark(request: Request, made: Plan, values: dict[str, str]) -> None:
-    """`benchmarks/kernels/<op>.py`, unless an earlier row of the op brought it."""
+    """A sweep over the op's rows, unless an earlier row of the op brought it."""
+    op = request.known
     folder = values["benchmark"].replace(".", "/").rpartition("/")[0]
-    registers = "" if request.in_checkout else f"\nimport {request.package}\n"
-    template = "benchmark_new.py" if request.known is None else "benchmark_known.py"
-    filled = fill(template, {**values, "bench_registers": registers})
+    more = {"bench_imports": ""}
+    if op is not None:
+        more["bench_imports"] = (
+            "from rapid_llm.kernels import registry\nfrom rapid_llm.kernels.registry import probes\n"
+        )
+        more["op_dtypes"] = "".join(f'"{label}", ' for label in op.dtypes).strip()
+        more["quick_dtype"] = f'"{op.dtypes[0]}",'
+    sweep = fill("benchmark_sweep_new" if op is None else "benchmark_sweep_known", {**values, **more})
+    frame = "benchmark_checkout.py" if request.in_checkout else "benchmark_package.py"
     made.add_absent(f"{folder}/__init__.py", '"""Benchmarks of single ops, one module each."""\n')
-    made.add_absent(f"{folder}/{request.function}.py", filled)
+    made.add_absent(f"{folder}/{request.function}.py", fill(frame, {**values, **more, "sweep": sweep}))
 
 
 def _commands(request: Request, values: dict[str, str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from rapid_llm.kernels import registry
 from rapid_llm.kernels.nvrtc import CudaError, libcuda
 from rapid_llm.kernels.registry import ArgumentError, KernelSpec, probes
 from tests.kernels.fake_cuda import FakeCuda
@@ -251,10 +252,10 @@ def test_the_chunks_of_silu_and_mul_cover_every_row(recorded: Any, dtype: torch.
 def test_cpu_tensors_are_refused(row: KernelSpec) -> None:
     """Catches: host memory that reaches a kernel."""
     function = probes.load(row.target)
-    x, weight = torch.ones(4, 8), torch.ones(8)
-    arguments = {"scale": (x, 2.0), "silu_and_mul": (x,), "rmsnorm": (x, weight), "fused_add_rmsnorm": (x, x, weight)}
-    with pytest.raises(RuntimeError, match=rf"{row.op}: input must be a CUDA tensor"):
-        function(*arguments[row.op])
+    cases = probes.load(registry.get_op(row.op).cases)("fp32", "cpu", None, budget="full")
+    plain = next(case for case in cases if "contiguous" in case.id and "empty" not in case.id)
+    with pytest.raises(RuntimeError, match=r"input must be a CUDA tensor"):
+        function(**plain.make(torch.Generator().manual_seed(0)))
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------

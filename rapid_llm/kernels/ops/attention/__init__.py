@@ -12,7 +12,6 @@ _DIMS = {
 _NUMERICS = Numerics(accumulate="fp32", roundings=("probs:bf16", "probs:fp16", "partials:bf16", "partials:fp16"))
 """probs: the weights of the keys, before they multiply the values. partials: the results of parts of a sequence."""
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 PREFILL = OpSpec(
     id="attention.prefill",
     schema=(
@@ -42,7 +41,6 @@ PREFILL = OpSpec(
     """,
 )
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 DECODE = OpSpec(
     id="attention.decode",
     schema="(Tensor query, Tensor k_cache, Tensor v_cache, Tensor seq_lens, Tensor block_table, float scale) -> Tensor",
@@ -101,7 +99,6 @@ register(
     ),
 )
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 MLA_DECODE = OpSpec(
     id="attention.mla_decode",
     schema=(

@@ -4,7 +4,6 @@ from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
 
 SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 EMBEDDING = OpSpec(
     id="embedding",
     schema="(Tensor input, Tensor weight, *, ScalarType? dtype=None, str scheme='unquantized') -> Tensor",

@@ -8,7 +8,6 @@ from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, S
 SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
 """Dense, and the formats of GGUF, which the rows for CPUs take."""
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 LINEAR = OpSpec(
     id="linear",
     schema="(Tensor input, Tensor weight, Tensor? bias=None, *, str scheme='unquantized') -> Tensor",

@@ -2,7 +2,6 @@
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, register
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 KVCACHE_WRITE = OpSpec(
     id="kvcache.write",
     schema="(Tensor key, Tensor value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()",
@@ -55,7 +54,6 @@ register(
     ),
 )
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 ROPE_KVCACHE_WRITE = OpSpec(
     id="rope_kvcache_write",
     schema=(

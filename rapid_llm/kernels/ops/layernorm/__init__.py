@@ -6,7 +6,6 @@ _DIMS = {"tokens": "input.numel() // max(input.shape[-1], 1)", "hidden": "input.
 
 _NUMERICS = Numerics(accumulate="fp32", roundings=("weight:bf16", "weight:fp16", "subnormal:zero"))
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 RMSNORM = OpSpec(
     id="rmsnorm",
     schema="(Tensor input, Tensor weight, float eps=1e-06) -> Tensor",
@@ -26,7 +25,6 @@ RMSNORM = OpSpec(
     """,
 )
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 FUSED_ADD_RMSNORM = OpSpec(
     id="fused_add_rmsnorm",
     schema="(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps=1e-06) -> ()",

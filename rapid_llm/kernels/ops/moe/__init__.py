@@ -6,7 +6,6 @@ _DTYPES = ("fp32", "fp16", "bf16")
 _RANKS = Dim("ranks", one_of=(2, 4, 8))
 _HIDDEN = Dim("hidden", multiple_of=256)
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 DISPATCH = OpSpec(
     id="comm.dispatch",
     schema=(
@@ -40,7 +39,6 @@ DISPATCH = OpSpec(
     """,
 )
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 COMBINE = OpSpec(
     id="comm.combine",
     schema="(Tensor input, Tensor recv_source, int tokens, *, int ranks=1, str group='') -> Tensor",

@@ -2,7 +2,6 @@
 
 from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Shape, register
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 ROPE = OpSpec(
     id="rope",
     schema=(

@@ -2,7 +2,6 @@
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
 
-# check: allow benchmark: comes with the GPU harness, whose figures set the ranks
 SAMPLE = OpSpec(
     id="sample",
     schema=("(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor uniform) -> Tensor"),
