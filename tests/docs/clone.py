@@ -13,7 +13,8 @@ from typing import Final
 
 from .pages import ROOT, Block, missing_piece
 
-_LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
+_LEFT_OUT: Final = shutil.ignore_patterns("*.egg-info", "*.so")
+"""Byte code is copied: it stays valid, as the times of the sources are, and each command would write it anew."""
 _FOLDERS: Final = ("rapid_llm", "csrc", "tests", "benchmarks", "docs")
 _FILES: Final = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 TIMEOUT_S: Final = 120.0
@@ -100,11 +101,12 @@ def _environment(root: Path, folder: Path) -> dict[str, str]:
         script = bin_ / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         script.chmod(0o755)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAPID_LLM_", "TORCH_CUDA_ARCH", "PYTEST_"))}
+    foreign = ("RAPID_LLM_", "TORCH_CUDA_ARCH", "PYTEST_", "PYTHONDONTWRITE", "TRITON_INTERPRET")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {
         **kept,
         "PATH": f"{bin_}{os.pathsep}{kept['PATH']}",
-        "PYTHONPATH": str(root),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(root), kept.get("PYTHONPATH")))),
         "RAPID_LLM_CACHE_DIR": str(folder / "cache"),
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
         "COLUMNS": "200",
