@@ -68,7 +68,7 @@ inline State state;
 
 struct PythonError {};  // the error indicator is set
 
-// The text of the error that is set, which it clears.
+// The first line of the error that is set, which it clears; torch appends its own call stack.
 inline std::string take_error() {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
@@ -77,7 +77,7 @@ inline std::string take_error() {
   std::string said = bytes != nullptr ? bytes : "torch lends no view of it";
   PyErr_Clear();
   Py_XDECREF(text), Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
-  return said;
+  return said.substr(0, said.find('\n'));
 }
 
 inline DType dtype_of(const View& view) {
