@@ -20,6 +20,13 @@ from .project import Project, module_file
 
 RULES: Final = ("row-tests", "benchmark", "op-spec", "group", "sm-gate", "prepare", "docs", "sorted")
 _COMPILED: Final = ("jit", "nvrtc", "aot")
+_LISTS: Final = {
+    "m.def": r"m\.def\(\s*\"(\w+)",
+    "m.impl": r"m\.impl\(\s*\"(\w+)",
+    "methods": r"^ +RAPID_LLM_THIN\((\w+)",
+}
+"""The lists of csrc/common_extension.cc, and where each has its names."""
+
 _REASON: Final = re.compile(r"\b(?:Triton|PyTorch)\b")
 
 
@@ -173,14 +180,9 @@ def _sorted(project: Project) -> Iterator[Finding]:
     extension = project.root / "csrc" / "common_extension.cc"
     if extension.is_file():
         text = extension.read_text()
-        for what, pattern in (
-            ("m.def", r'm\.def\(\s*"(\w+)'),
-            ("m.impl", r'm\.impl\(\s*"(\w+)'),
-            ("methods", r"^ +RAPID_LLM_THIN\((\w+)"),
-        ):
-            yield from _order(
-                extension, text, [(m[1], m.start(1)) for m in re.finditer(pattern, text, re.MULTILINE)], what
-            )
+        for what, pattern in _LISTS.items():
+            listed = [(m[1], m.start(1)) for m in re.finditer(pattern, text, re.MULTILINE)]
+            yield from _order(extension, text, listed, what)
     setup = project.root / "setup.py"
     if setup.is_file():
         text = setup.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("swap.around", "--group", "shuffling", "--path", "jit", *WHY),
         ("swap.twice", "--group", "shuffling", "--path", "external", "--library", "swaplib", *WHY),
         ("rmsnorm", "--path", "jit", "--variant", "two", *WHY),
+        ("swap.here", "--group", "shuffling", "--path", "nvrtc", *WHY),
+        ("swap.there", "--group", "activation", "--path", "aot", *WHY),
     ):
         made = new(*words, cwd=root / "docs", root=root)
         assert made.returncode == 0, made.stderr
@@ -34,9 +37,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_new_op_passes_the_suites(clone: Path) -> None:
     """Catches: an op without its second formulation, its example call, its plain row or its call as a torch op."""
-    chosen = "swap or rmsnorm_two or rmsnorm.two"
+    chosen = "(swap or rmsnorm_two or rmsnorm.two) and not kernels_compile"
     more = [str(path.relative_to(clone)) for path in sorted((clone / "tests").rglob("test_*swap*.py"))]
-    assert len(more) == 4, more
+    assert len(more) == 8, more
     tested = python("-m", "pytest", "-q", "-k", chosen, *TESTS, *more, cwd=clone, root=clone)
     assert tested.returncode == 0, tested.stdout[-3000:]
 
@@ -46,11 +49,22 @@ def test_what_was_written_is_in_style(clone: Path) -> None:
     pytest.importorskip("ruff")
     written = [str(p) for p in clone.rglob("*swap*.py")]
     edited = [str(clone / p) for p in ("rapid_llm/kernels/ops", "tests/reference.py", "tests/kernels/examples.py")]
+    assert any("benchmarks" in path for path in written)
     for command in (["check"], ["format", "--check"]):
         done = python("-m", "ruff", *command, "--no-cache", *written, *edited, cwd=clone, root=clone)
         assert done.returncode == 0, done.stdout
     done = python("docs/generate.py", "--check", cwd=clone, root=clone)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_extension_lists_the_op_in_order(clone: Path) -> None:
+    """Catches: an op declared by one door only, at the end of a sorted list; a scaffold that breaks a convention."""
+    library = (clone / "csrc" / "common_extension.cc").read_text()
+    assert library.count("swap_there") == 4
+    header = (clone / "csrc" / "include" / "rapid_llm_ext.h").read_text()
+    assert header.count("void swap_there(") == 2
+    checked = python("-m", "rapid_llm.cli", "kernels", "check", "--json", cwd=clone, root=clone)
+    assert json.loads(checked.stdout)["findings"] == []
 
 
 def test_an_op_is_not_made_twice(clone: Path) -> None:

@@ -47,7 +47,7 @@ print(*(row.name for op in ops() for row in rows(op.id)))
 """
 
 
-@pytest.mark.parametrize("path", ["triton", "jit", "cpp", "external"])
+@pytest.mark.parametrize("path", ["triton", "jit", "nvrtc", "cpp", "external"])
 def test_a_dry_run_lists_what_a_run_writes_and_writes_nothing(path: str, tmp_path: Path) -> None:
     """Catches: a dry run that writes, or that names other files than the run."""
     words = ["swap", "--group", "elementwise", "--path", path, *WHY, "--into", "made", "--json"]
