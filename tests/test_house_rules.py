@@ -63,6 +63,44 @@ def test_one_timing_harness() -> None:
     assert not found, found
 
 
+TIMERS = {"time", "monotonic", "monotonic_ns", "time_ns", "thread_time", "thread_time_ns", "elapsed_time", "timeit"}
+TIMER_MODULES = {"time", "timeit", "torch.utils.benchmark", "triton.testing"}
+
+
+def test_benchmarks_keep_no_timer() -> None:
+    """Catches B1: a benchmark that times by itself: a clock, CUDA events, timeit, or another package's harness."""
+    found = [
+        f"{_name(path)}:{node.lineno}"
+        for path in _files("benchmarks")
+        for node in ast.walk(_tree(path))
+        if _times(node)
+    ]
+    assert not found, f"time by rapid_llm.bench: {found}"
+
+
+def _times(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in CLOCKS | TIMERS or (node.attr == "Event" and "cuda" in ast.unparse(node.value))
+    if isinstance(node, ast.Import):
+        return any(alias.name in TIMER_MODULES for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        names = {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        return bool(names & TIMER_MODULES)
+    return False
+
+
+def test_the_rule_on_timers_sees_them() -> None:
+    """Catches: a rule that finds nothing because it looks for the wrong thing."""
+    sources = (
+        *("import time", "from time import sleep", "import timeit", "from torch.utils import benchmark"),
+        *("e = torch.cuda.Event(enable_timing=True)", "x.elapsed_time(y)", "triton.testing.do_bench(f)"),
+    )
+    for source in sources:
+        assert any(_times(node) for node in ast.walk(ast.parse(source))), source
+    for source in ("bench(f, work=w)", "from rapid_llm.bench import Event", "options.seconds"):
+        assert not any(_times(node) for node in ast.walk(ast.parse(source))), source
+
+
 def test_no_error_is_swallowed() -> None:
     """Catches: a bare `except:`, and an `except Exception` or wider that only passes."""
     found = [

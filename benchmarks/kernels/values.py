@@ -10,7 +10,6 @@ LABELS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 HEADS = {"smollm2-135m": (9, 3, 64), "llama3-8b": (32, 8, 128)}
 """Query heads, key heads and head size."""
 
-HIDDEN = {"smollm2-135m": 576, "llama3-8b": 4096}
 PAGE = 16
 
 

@@ -16,8 +16,9 @@ from rapid_llm.bench.rotation import CACHE_MULTIPLE, Rotation, plan, reuse_bytes
 from rapid_llm.bench.storages import bind, copy_arguments, poison, poisoned, unique_bytes, vary
 from rapid_llm.bench.work import Work, amount_text, rate, seconds_text, work_of
 from rapid_llm.verify.work import Work as OpWork
+from tests.bench.cheats import FACTOR, MOVED, SIZE, honest
 from tests.bench.fake_device import FakeDevice
-from tests.bench.test_refusals import CHECK, FACTOR, MOVED, SIZE, honest, numbers, run
+from tests.bench.test_refusals import CHECK, numbers, run
 
 MB = 1_000_000
 USUAL: dict[str, Any] = {
