@@ -34,6 +34,12 @@ class Setting:
 
 TABLE: Final = (
     Setting(
+        "RAPID_LLM_BUILD_EXT",
+        "1 or 0",
+        "0",
+        "Read when the package is installed: 1 builds the CUDA extension rapid_llm._C with it.",
+    ),
+    Setting(
         "RAPID_LLM_CACHE_DIR",
         "a directory",
         "$XDG_CACHE_HOME/rapid_llm, else ~/.cache/rapid_llm",
