@@ -131,8 +131,13 @@ def device_for(device: Any) -> Device:
     if hasattr(device, "block_seconds"):
         known: Device = device
         return known
-    kind, _, index = str(device).partition(":")
-    return _real(kind, int(index) if index else None)
+    kind, _, text = str(device).partition(":")
+    index = int(text) if text else None
+    if kind == "cuda" and index is None:
+        import torch
+
+        index = torch.cuda.current_device()
+    return _real(kind, index)
 
 
 @cache

@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from rapid_llm.kernels.registry import Selected
+
 from .errors import DegenerateInputError, HiddenInputError, RememberedError
 from .storages import is_tensor, tensors
 
@@ -18,41 +20,42 @@ FEWEST_VALUES: Final = 8
 def refuse_hidden(fn: Callable[..., object], name: str) -> None:
     """Raise `HiddenInputError` where `fn` holds a tensor: in a closure, a default, a partial, its object, or a global.
 
-    Such a tensor is read by every call from the same memory, so that no rotation can make it cold. Raises
-    `RememberedError` for a function behind a cache of results.
+    Such a tensor is read by every call from the same memory, so that no rotation can make it cold. A handle that
+    dispatch made may have module-level tensors: they are its row's workspace, and its inputs are known by its op.
+    Raises `RememberedError` for a function behind a cache of results.
     """
-    where = next(_held(fn, set()), None)
+    where = next(_held(fn, set(), not isinstance(fn, Selected)), None)
     if where is not None:
         raise HiddenInputError(f"{name}: {where} is a tensor; pass it as an argument, so that it is rotated")
     if hasattr(fn, "cache_info"):
         raise RememberedError(f"{name}: the function keeps its results (functools.cache); pass the function beneath")
 
 
-def _held(fn: Any, seen: set[int]) -> Iterator[str]:
-    """Places of tensors that `fn` holds; functions in closures are followed."""
+def _held(fn: Any, seen: set[int], modules: bool) -> Iterator[str]:
+    """Places of tensors that `fn` holds; functions in closures are followed. modules: look at globals too."""
     if id(fn) in seen:
         return
     seen.add(id(fn))
     if isinstance(fn, functools.partial):
-        yield from _within(list(fn.args), "an argument of functools.partial", seen)
-        yield from _within(dict(fn.keywords), "a keyword of functools.partial", seen)
-        yield from _held(fn.func, seen)
+        yield from _within(list(fn.args), "an argument of functools.partial", seen, modules)
+        yield from _within(dict(fn.keywords), "a keyword of functools.partial", seen, modules)
+        yield from _held(fn.func, seen, modules)
     elif isinstance(fn, types.MethodType):
-        yield from _within(_state(fn.__self__), f"an attribute of its {type(fn.__self__).__name__}", seen)
-        yield from _held(fn.__func__, seen)
+        yield from _within(_state(fn.__self__), f"an attribute of its {type(fn.__self__).__name__}", seen, modules)
+        yield from _held(fn.__func__, seen, modules)
     elif isinstance(fn, types.FunctionType):
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            yield from _within(content, f"{name!r} in the closure", seen)
-        yield from _within(list(fn.__defaults__ or ()), "a default", seen)
-        yield from _within(dict(fn.__kwdefaults__ or {}), "a default", seen)
-        for name in _globals(fn.__code__):
-            yield from _within(fn.__globals__.get(name), f"the global {name!r}", seen, follow=False)
+            yield from _within(content, f"{name!r} in the closure", seen, modules)
+        yield from _within(list(fn.__defaults__ or ()), "a default", seen, modules)
+        yield from _within(dict(fn.__kwdefaults__ or {}), "a default", seen, modules)
+        for name in _globals(fn.__code__) if modules else ():
+            yield from _within(fn.__globals__.get(name), f"the global {name!r}", seen, modules, follow=False)
     elif not isinstance(fn, (types.BuiltinFunctionType, type)):
-        yield from _within(_state(fn), f"an attribute of the {type(fn).__name__}", seen)
+        yield from _within(_state(fn), f"an attribute of the {type(fn).__name__}", seen, modules)
 
 
 def _globals(code: types.CodeType) -> Iterator[str]:
@@ -72,17 +75,17 @@ def _state(owner: Any) -> dict[str, Any]:
     return state
 
 
-def _within(value: Any, where: str, seen: set[int], *, follow: bool = True) -> Iterator[str]:
+def _within(value: Any, where: str, seen: set[int], modules: bool, *, follow: bool = True) -> Iterator[str]:
     if any(True for _ in tensors(value)):
         yield where
     elif follow and isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-        yield from _held(value, seen)
+        yield from _held(value, seen, modules)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _within(item, where, seen, follow=follow)
+            yield from _within(item, where, seen, modules, follow=follow)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
-            yield from _within(item, where, seen, follow=follow)
+            yield from _within(item, where, seen, modules, follow=follow)
 
 
 def refuse_degenerate(arguments: Any, name: str) -> None:

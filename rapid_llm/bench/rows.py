@@ -30,7 +30,7 @@ ROUNDS = 40
 @dataclass(frozen=True, slots=True)
 class RowComparison:
     """results: of every arm that was measured. ratios: time over the baseline's, smaller is faster. control: the
-    baseline over itself. refused: why the others have no figures."""
+    baseline over itself. refused: why the others have no figures. dropped: pairs of rounds left out as disturbed."""
 
     baseline: str
     results: dict[str, KernelResult]
@@ -38,6 +38,7 @@ class RowComparison:
     control: Spread
     refused: dict[str, BenchError] = field(default_factory=dict)
     margin: float = MARGIN
+    dropped: int = 0
 
     def verdict(self, name: str) -> Verdict:
         """FAST, SLOW or SAME against the baseline, or UNDECIDED; also UNDECIDED where both are floor-limited, for then
@@ -58,6 +59,7 @@ class RowComparison:
         return {
             "baseline": self.baseline,
             "margin": self.margin,
+            "dropped_pairs": self.dropped,
             "control": self.control.json(),
             "arms": {
                 name: {**result.json(), "ratio": self.ratios[name].json(), "verdict": self.verdict(name)}
@@ -103,7 +105,7 @@ def compare(
     if len(set(labels.values())) > 1:
         raise MixedColdError(f"some arms would be measured cold and others warm: {labels}; use smaller arguments")
     taken = take(trials, max(rounds, 2 * FEWEST), max_seconds, clock)
-    _drop_disturbed(taken)
+    dropped = _drop_disturbed(taken)
     results: dict[str, KernelResult] = {}
     for name, trial, samples in zip(names, trials, taken, strict=True):
         try:
@@ -116,7 +118,7 @@ def compare(
     ratios = {name: spread(pair_ratios(seconds[name], seconds[first])) for name in results}
     control = ratios.pop(first + AGAIN)
     del results[first + AGAIN]
-    return RowComparison(first, results, ratios, control, refused, margin)
+    return RowComparison(first, results, ratios, control, refused, margin, dropped)
 
 
 def _trials(
@@ -169,8 +171,8 @@ def _trials(
     return loaded
 
 
-def _drop_disturbed(taken: list[list[Sample]]) -> None:
-    """Leave out, for every arm, each pair of rounds in which any arm was disturbed; at most half of them."""
+def _drop_disturbed(taken: list[list[Sample]]) -> int:
+    """Leave out, for every arm, each pair of rounds in which any arm was disturbed, at most half of them; how many."""
     pairs = range(0, len(taken[0]), 2)
     bad = [at for at in pairs if not all(s.good for samples in taken for s in samples[at : at + 2])]
     if len(bad) * 2 > len(pairs):
@@ -180,7 +182,8 @@ def _drop_disturbed(taken: list[list[Sample]]) -> None:
                 f"{len(bad)} of {len(pairs)} pairs of rounds were disturbed ({disturbed} samples while the device "
                 "slowed itself down); let it cool, and look at its cooling and power supply"
             )
-        return  # the host was too slow for some arm, and that arm says so
+        return 0  # the host was too slow for some arm, and that arm says so
     for at in reversed(bad):
         for samples in taken:
             del samples[at : at + 2]
+    return len(bad)

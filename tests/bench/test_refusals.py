@@ -15,6 +15,7 @@ import torch
 from rapid_llm.bench import BenchError, against, bench, compare
 from rapid_llm.bench import errors as e
 from rapid_llm.bench.device import Clocks
+from rapid_llm.bench.inputs import refuse_hidden
 from rapid_llm.bench.trial import RowArm
 from rapid_llm.bench.work import Work
 from rapid_llm.kernels import dispatch
@@ -232,3 +233,14 @@ def test_cold_and_warm_do_not_mix() -> None:
 def test_the_battery_is_large() -> None:
     """Catches: refusals that nobody tries any more."""
     assert len(CHEATS) >= 36
+
+
+def test_a_workspace_of_a_row_is_no_hidden_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: library rows that keep scratch memory in their module, and can then never be measured."""
+    from rapid_llm.kernels.ops.elementwise import scale as module
+
+    monkeypatch.setattr(module, "_DTYPES", {torch.float32: torch.ones(3)})
+    handle = dispatch("scale", numbers(), FACTOR, backend="native/scale")
+    refuse_hidden(handle, "native/scale")
+    with pytest.raises(e.HiddenInputError, match="_DTYPES"):
+        refuse_hidden(native_scale, "mine")

@@ -107,6 +107,7 @@ def test_pairs_with_a_disturbed_round_are_dropped_for_all() -> None:
     counts = {len(result.samples) for result in found.results.values()}
     assert counts == {16}
     assert found.ratios["b"].count == 8
+    assert found.dropped == found.json()["dropped_pairs"] == 2
 
 
 def test_time_is_capped_but_enough_pairs_are_taken() -> None:
