@@ -1,8 +1,9 @@
 """The public function of each op, written out as source from its `OpSpec`.
 
 Its fast path is one dictionary look-up under a key that holds only facts that some registered row of the op constrains:
-an op whose rows take any shape does not pay for reading shapes. When a row registers that constrains more, the
-function's code is replaced in place, so that `from rapid_llm.kernels import scale` stays valid.
+an op whose rows take any shape does not pay for reading shapes, unless measured times rank them by shape. When a row
+registers that constrains more, or a device is met that has times, the function's code is replaced in place, so that
+`from rapid_llm.kernels import scale` stays valid.
 
 Under `torch.compile` the function is its torch op; eager calls never pass through torch.library.
 """
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from . import dispatcher as _dispatch
 from . import facts as _facts
-from . import overrides, plugins, registry, trace
+from . import overrides, plugins, registry, timing_records, trace
 from .errors import ArgumentError
 from .schema import REQUIRED
 from .spec import AUTO_DIMS, OpSpec
@@ -25,6 +26,8 @@ from .spec import AUTO_DIMS, OpSpec
 _lock: Final = threading.RLock()
 _functions: Final[dict[str, FunctionType]] = {}
 _caches: Final[dict[str, dict[Any, Callable[..., Any]]]] = {}
+_by_shape: Final[set[str]] = set()
+"""Ops that records of times rank by shape, on some device that was met."""
 
 _TAG_CODE: Final = {
     "contiguous": ("{t}.is_contiguous()",),
@@ -111,7 +114,8 @@ def _key(op: OpSpec) -> str:
     parts = [f"type({first})", f"{op.dtype_of}.dtype", f"{first}.device"]
     if op.schemes:
         parts.append("scheme")
-    for name in sorted({d.name for r in rows for d in (*r.shape.require, *r.shape.prefer)}):
+    ranked = timing_records.dims_of(op) if op.id in _by_shape else ()
+    for name in sorted({*ranked, *(d.name for r in rows for d in (*r.shape.require, *r.shape.prefer))}):
         parts += _dim_code(op, name)
     # A tag about every tensor also speaks of `out` and of the optional ones.
     takes_out = ["out"] if op.parsed.takes_out else []
@@ -191,6 +195,9 @@ def _miss(op: OpSpec, cache: dict[Any, Callable[..., Any]], values: dict[str, An
     if _is_fake(values[op.parsed.tensors[0].name]):
         return _through_torch(op)
     decision = _decision(op, values, out)
+    if op.id not in _by_shape and timing_records.has(op.id, decision.facts):
+        _by_shape.add(op.id)
+        refresh({op.id})
     function = _dispatch.guarded(decision)
     if not decision.lasting:
         return function

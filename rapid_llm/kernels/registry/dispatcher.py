@@ -1,7 +1,4 @@
-"""Filter, rank, cache: from facts to one row, the same in every process.
-
-Order of rank: preference, priority, and last the name, so that two registrations in another order decide alike.
-"""
+"""Filter, rank, cache: from facts to one row, the same in every process. `ranking` says in which order rows rank."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from rapid_llm import settings
 from rapid_llm.platform import device_info
 
 from . import facts as _facts
-from . import overrides, plugins, probes, registry, trace
+from . import overrides, plugins, probes, ranking, registry, trace
 from .capture import capturing
 from .errors import (
     ArgumentError,
@@ -30,7 +27,7 @@ from .errors import (
     StrictFallbackError,
 )
 from .facts import Facts
-from .filters import DEGRADED, Verdict, judge, preference
+from .filters import DEGRADED, Verdict, judge
 from .overrides import Forced
 from .spec import KernelSpec, OpSpec
 
@@ -288,19 +285,7 @@ def verdicts(found: Facts, forced: Forced | None, unready: Mapping[str, NotReady
         judge(row, found, forced=row.name in named, broken=_broken.get(row.name), unready=reasons.get(row.name))
         for row in registry.rows(found.op)
     ]
-    return tuple(sorted(judged, key=lambda v: _rank(v, found, named)))
-
-
-def _rank(verdict: Verdict, found: Facts, named: set[str]) -> tuple[object, ...]:
-    row = verdict.row
-    return (
-        row.name not in named,
-        not verdict.admitted,
-        -preference(row, found),
-        -row.priority,
-        row.is_native,
-        row.name,
-    )
+    return ranking.ordered(judged, found, named)
 
 
 def _decide(found: Facts, forced: Forced | None, unready: Mapping[str, NotReadyError]) -> Decision:

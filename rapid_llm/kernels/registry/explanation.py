@@ -33,7 +33,7 @@ class Explanation:
         return self
 
     def json(self) -> dict[str, object]:
-        """Plain data: `op, key, selected, forced, rows: [{name, admitted, reasons, evidence, notes}]`."""
+        """Plain data: `op, key, selected, forced, rows: [{name, admitted, reasons, evidence, measured, notes}]`."""
         return {
             "op": self.facts.op,
             "key": self.facts.as_json(),
@@ -61,6 +61,8 @@ class Explanation:
             told = v.evidence.text if v.admitted else ""
             lines.append(f"{mark} {v.row.name:<{width}}  {verdict:<8}  {told}".rstrip())
             pad = " " * (width + 5)
+            if v.measured is not None:
+                lines.append(f"{pad}measured: {v.measured}")
             if v.admitted and v.row.name != self.selected:
                 lines.append(f"{pad}{self._behind(v)}")
             lines += [f"{pad}{r.text}. Fix: {r.fix}" for r in v.reasons]
@@ -73,11 +75,16 @@ class Explanation:
 
     def _behind(self, verdict: Verdict) -> str:
         """Why an admitted row is not the one that runs."""
-        best = next((v.row for v in self.rows if v.row.name == self.selected), None)
-        if best is None:
+        chosen = next((v for v in self.rows if v.row.name == self.selected), None)
+        if chosen is None:
             return "admitted, but the call may not fall to it"
+        best = chosen.row
         if self.forced is not None:
             return f"{self.forced.by} forces {self.forced.what}"
+        times = verdict.measured, chosen.measured
+        if times[0] and times[1] and times[0].place is not None and times[1].place is not None:
+            ratio = times[0].timing.ratio / times[1].timing.ratio
+            return f"{ratio:.3g} times as long as {best.name}" if ratio > 1 else f"not faster than {best.name} for sure"
         mine, other = preference(verdict.row, self.facts), preference(best, self.facts)
         if mine < other:
             stated = ", ".join(str(d) for d in verdict.row.shape.prefer)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from . import evidence, notes, probes
 from .evidence import Evidence
 from .facts import Facts
 from .spec import Dim, KernelSpec
+
+if TYPE_CHECKING:
+    from .ranking import Measured
 
 DEGRADED = ("unavailable", "broken", "not_ready")
 """Codes of reasons that a working installation would not have: a fall to the floor because of them is reported."""
@@ -28,12 +32,13 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A row's standing for one call."""
+    """A row's standing for one call. measured: its time on this kind of device, if the records have one."""
 
     row: KernelSpec
     reasons: tuple[Reason, ...]
     evidence: Evidence
     notes: tuple[str, ...] = ()
+    measured: Measured | None = None
 
     @property
     def admitted(self) -> bool:
@@ -45,6 +50,7 @@ class Verdict:
             "admitted": self.admitted,
             "reasons": [r.as_json() for r in self.reasons],
             "evidence": self.evidence.as_json(),
+            "measured": None if self.measured is None else self.measured.as_json(),
             "notes": list(self.notes),
         }
 
