@@ -73,9 +73,7 @@ def test_wording(text: str, said: str) -> None:
     assert support.as_options(text).endswith(said)
 
 
-@pytest.mark.parametrize(
-    "args", ["kernels list", "--help", "--version", "doctor --env", "nosuch"]
-)
+@pytest.mark.parametrize("args", ["kernels list", "--help", "--version", "doctor --env", "nosuch"])
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(args: str, closed: str) -> None:
     """Catches: a traceback, or a file opened under the number of a stream that nobody has."""
