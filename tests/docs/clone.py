@@ -17,7 +17,7 @@ _LEFT_OUT: Final = shutil.ignore_patterns("*.egg-info", "*.so")
 """Byte code is copied: it stays valid, as the times of the sources are, and each command would write it anew."""
 _FOLDERS: Final = ("rapid_llm", "csrc", "tests", "benchmarks", "docs")
 _FILES: Final = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
-TIMEOUT_S: Final = 120.0
+TIMEOUT_S: Final = 300.0
 
 
 class Clone:

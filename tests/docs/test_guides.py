@@ -5,17 +5,18 @@ A step is run after all steps before it on its page, so that a single test can b
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .clone import Clone, lacking, replaced
+from .clone import Clone, replaced
 from .pages import DOCS, GUIDES, ROOT, Block, blocks, missing_piece
+from .reader import Reader, follow
 
 PAGES = [*GUIDES, *(DOCS / name for name in ("choosing-a-path.md", "adding-a-kernel.md", "troubleshooting.md"))]
 FOLLOWED = {
@@ -32,49 +33,34 @@ QUOTES = [pytest.param(block, id=block.where) for page in PAGES for block in blo
 _NAMED = re.compile(r"`((?:rapid_llm|csrc|tests|benchmarks|docs)/[\w./-]+)`")
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a step ended: why it was left out, or what it failed with, or neither."""
-
-    skipped: str = ""
-    failed: str = ""
-
-
-def follow(steps: list[Block], folder: Path) -> list[Ending]:
-    """Follow the steps of one page in a clone of its own, up to the first that fails."""
-    clone, endings = Clone(folder), []
-    for block in steps:
-        if endings and endings[-1].failed:
-            endings.append(Ending(failed=f"{block.where} was not reached: a step before it failed"))
-            continue
-        reason = lacking(block.needs)
-        try:
-            if not reason:
-                clone.follow(block)
-            endings.append(Ending(skipped=reason))
-        except Exception as error:  # for the test of this step to raise
-            endings.append(Ending(failed=f"{type(error).__name__}: {error}"))
-    return endings
-
-
 @pytest.fixture(scope="module")
-def endings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """page -> a future of its endings. Two pages at a time, each as far as the selected tests ask."""
+def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Follows the pages as far as the selected tests ask: a second thread helps, or the other worker processes do."""
     last: dict[str, int] = {}
     for item in request.session.items:
         asked = getattr(item, "callspec", None)
         if asked is not None and item.path == Path(__file__) and "at" in asked.params:
             page = asked.params["page"]
             last[page] = max(asked.params["at"], last.get(page, 0))
-    folders = {page: tmp_path_factory.mktemp(page.partition(".")[0]) for page in last}
-    with ThreadPoolExecutor(2) as pool:
-        yield {page: pool.submit(follow, FOLLOWED[page][: at + 1], folders[page]) for page, at in last.items()}
+    base = tmp_path_factory.getbasetemp()
+    workers = "PYTEST_XDIST_WORKER" in os.environ
+    made = Reader(
+        {page: FOLLOWED[page][: at + 1] for page, at in last.items()}, (base.parent if workers else base) / "guides"
+    )
+    if workers:
+        yield made
+        return
+    with ThreadPoolExecutor(1) as pool:
+        helper = pool.submit(made.all)
+        yield made
+        helper.result()
 
 
+@pytest.mark.timeout(900)  # the first of a page's tests follows the page, and on a busy machine builds take long
 @pytest.mark.parametrize(("page", "at"), STEPS)
-def test_a_step_does_what_the_page_says(page: str, at: int, endings: dict[str, Any]) -> None:
+def test_a_step_does_what_the_page_says(page: str, at: int, reader: Reader) -> None:
     """Catches: a command that was renamed, an output that reads otherwise now, a step that a guide leaves out."""
-    ending = endings[page].result()[at]
+    ending = reader.endings(page)[at]
     if ending.failed:
         pytest.fail(ending.failed, pytrace=False)
     if ending.skipped:
@@ -82,6 +68,7 @@ def test_a_step_does_what_the_page_says(page: str, at: int, endings: dict[str, A
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page.name for page in GUIDES])
 def test_a_guide_holds_on_a_gpu(page: str, tmp_path: Path) -> None:
     """Catches: the same in the steps that only a machine with a GPU can follow, which the test above leaves out."""
@@ -158,3 +145,18 @@ def test_a_step_that_fails_is_told(tmp_path: Path) -> None:
         clone.follow(block("$ false\n"))
     with pytest.raises(AssertionError, match="promises 'two'"):
         clone.follow(block("$ echo one\ntwo\n"))
+
+
+def test_a_page_is_followed_once(tmp_path: Path) -> None:
+    """Catches: workers that each follow every page, or one that waits for a page nobody follows."""
+    steps = [Block("a.md", 1, "console", "$ pwd >> /dev/null\n"), Block("a.md", 5, "console", "$ false\n")]
+    one, two = (Reader({"a.md": steps, "b.md": steps[:1]}, tmp_path) for _ in range(2))
+    with one._lock("a.md", wait=False) as held:
+        assert held
+        two.all()  # passes a.md over
+        assert [two._file(page).exists() for page in ("a.md", "b.md")] == [False, True]
+    first = one.endings("a.md")
+    assert [bool(ending.failed) for ending in first] == [False, True]
+    stamp = one._file("a.md").stat().st_mtime_ns
+    assert two.endings("a.md") == first
+    assert two._file("a.md").stat().st_mtime_ns == stamp
