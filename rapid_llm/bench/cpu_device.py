@@ -108,7 +108,7 @@ class CpuDevice:
         return Clocks()
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "name": self.name, "cache_bytes": self.cache_bytes, "peaks": self.peaks.source}
+        return {"kind": self.kind, "name": self.name, "cache_bytes": self.cache_bytes, "peaks": self.peaks.json()}
 
 
 def _nothing() -> None:

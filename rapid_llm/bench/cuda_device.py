@@ -183,7 +183,7 @@ class CudaDevice:
 
     def describe(self) -> dict[str, Any]:
         described = {"kind": self.kind, "name": self.name, "cache_bytes": self.cache_bytes}
-        return {**described, "peaks": self.peaks.source, "driver": driver_version()}
+        return {**described, "peaks": self.peaks.json(), "driver": driver_version()}
 
 
 def kernel_nodes(raw_graph: int) -> int | None:

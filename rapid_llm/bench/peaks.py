@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,9 @@ class Peaks:
     bytes_per_second: float | None = None
     flops: Mapping[str, float] = field(default_factory=dict)
     source: str = "unknown"
+
+    def json(self) -> dict[str, Any]:
+        return {"bytes_per_second": self.bytes_per_second, "flops": dict(self.flops), "source": self.source}
 
 
 def _tensor_cores(fp32: float, half: float, eight: float | None) -> Mapping[str, float]:

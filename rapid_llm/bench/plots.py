@@ -49,7 +49,9 @@ def plot_sweep(sweep: Benchmark, cases: Sequence[CaseResult], environment: dict[
     import matplotlib
 
     matplotlib.use("Agg")
-    made = [_roofline(sweep, measured, environment, path.with_suffix(".roofline.png"))]
+    made = []
+    if any(r.flops_per_second and r.work.bytes for case in measured for r in _results(case).values()):
+        made.append(_roofline(sweep, measured, environment, path.with_suffix(".roofline.png")))
     axis = _axis(sweep, measured)
     if axis is not None:
         made.append(_lines(sweep, measured, axis, path.with_suffix(".png")))
@@ -97,7 +99,7 @@ def _lines(sweep: Benchmark, cases: Sequence[CaseResult], axis: str, path: Path)
 
 
 def _roofline(sweep: Benchmark, cases: Sequence[CaseResult], environment: dict[str, Any], path: Path) -> Path:
-    """FLOP/s (or B/s for ops without arithmetic) over FLOPs a byte, under the memory ceiling measured in this run."""
+    """FLOP/s over FLOPs a byte, under the memory ceiling measured in this run and the dtype's nominal peak."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 5))
@@ -109,9 +111,11 @@ def _roofline(sweep: Benchmark, cases: Sequence[CaseResult], environment: dict[s
                 intensity = result.work.flops / result.work.bytes
                 points.setdefault(name, []).append((intensity, result.flops_per_second))
     every = [x for members in points.values() for x, _ in members]
-    if every:
-        ends = [min(every) / 2, max(every) * 2]
-        axes.plot(ends, [x * ceiling for x in ends], color="black", label=f"{amount_text(ceiling, 'B/s')} measured")
+    at = [min(every) / 2 * (4 * max(every) / min(every)) ** (i / 100) for i in range(101)]
+    flops = environment["device"]["peaks"]["flops"]
+    for label in sorted({r.dtype for case in cases for r in _results(case).values()}):
+        roof = [min(x * ceiling, flops.get(label, x * ceiling)) for x in at]
+        axes.plot(at, roof, label=f"{label}: {amount_text(ceiling, 'B/s')} measured, {environment['device']['name']}")
     for name, members in points.items():
         axes.scatter(*zip(*members, strict=True), s=14, label=name)
     axes.set(title=f"{sweep.op} on {environment['device']['name']}", xlabel="FLOPs a byte", ylabel="FLOP/s")

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rapid_llm.kernels.registry import notes
+
 from .calibration import calibrate, described
 from .device import device_for
 from .errors import BenchError
@@ -56,7 +58,7 @@ def arms_of(
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """One point of a sweep: its parameters, the arms' results, why arms are missing, and the row that dispatch chooses;
-    `failure` where nothing could be measured."""
+    `failure` where nothing could be measured. notes: what rows said of themselves, such as a floor that left Triton."""
 
     parameters: dict[str, Any]
     comparison: RowComparison | None
@@ -64,6 +66,7 @@ class CaseResult:
     missing: dict[str, str]
     failure: str = ""
     code: str = ""
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -71,6 +74,7 @@ class CaseResult:
 
     def json(self) -> dict[str, Any]:
         record: dict[str, Any] = {"parameters": self.parameters, "chosen": self.chosen, "missing": self.missing}
+        record["notes"] = {name: list(said) for name, said in self.notes.items()}
         if self.comparison is None:
             return {**record, "failure": {"code": self.code, "reason": self.failure}}
         return {**record, **self.comparison.json()}
@@ -147,7 +151,8 @@ class Benchmark:
             )
         except BenchError as error:
             return CaseResult(case, None, found.chosen, found.missing, str(error), error.code)
-        return CaseResult(case, comparison, found.chosen, found.missing)
+        said = {name: notes.of(name) for name in comparison.results if notes.of(name)}
+        return CaseResult(case, comparison, found.chosen, found.missing, notes=said)
 
 
 def benchmark(line_arg: str, arms: ArmsOf) -> Callable[[Callable[..., Mapping[str, Any]]], Benchmark]:

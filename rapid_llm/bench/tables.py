@@ -43,6 +43,8 @@ def print_case(case: CaseResult, line_arg: str, console: Console) -> None:
     console.print(
         f"  the baseline over itself: {control.median:.3f} ({control.low:.3f} to {control.high:.3f})", style="dim"
     )
+    for name, notes in case.notes.items():
+        console.print(f"  {name}: note: {'; '.join(notes)}", style="dim", markup=False, soft_wrap=True)
     for name, error in comparison.refused.items():
         console.print(f"  {name}: refused ({error.code}): {error}", style="dim", markup=False, soft_wrap=True)
 
@@ -86,9 +88,10 @@ def print_missing(cases: list[CaseResult], console: Console) -> None:
 def environment_text(environment: dict[str, Any]) -> str:
     """One line on the device and on how cold cold was."""
     device, calibration = environment["device"], environment["calibration"]
+    reached = amount_text(calibration["bytes_per_second"], "B/s")
     text = (
-        f"{device['name']}: cache {device['cache_bytes'] / 1e6:.1f} MB; memory gave "
-        f"{amount_text(calibration['bytes_per_second'], 'B/s')} ({calibration['by']}), peaks: {device['peaks']}; "
+        f"{device['name']}: cache {device['cache_bytes'] / 1e6:.1f} MB; memory gave {reached} ({calibration['by']}), "
+        f"peaks: {device['peaks']['source']}; "
         f"a small copy takes {calibration['ratio']:.2f} times as long cold"
     )
     return text if calibration["cold_is_colder"] else text + " - no proof of coldness, so all is labelled warm"

@@ -120,4 +120,4 @@ class FakeDevice:
         return next(self.states) if self.states is not None else Clocks()
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "name": self.name, "cache_bytes": self.cache_bytes, "peaks": self.peaks.source}
+        return {"kind": self.kind, "name": self.name, "cache_bytes": self.cache_bytes, "peaks": self.peaks.json()}

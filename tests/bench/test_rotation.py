@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid_llm.bench import against, bench, bench_stateful
@@ -83,6 +83,7 @@ def test_copies_come_from_the_loop_that_runs() -> None:
     assert set(device.flushed) == {result.plan.flush_bytes}
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 100))
 def test_reuse_is_the_least_distance(order: list[int], flush: int) -> None:
     """Catches: a copy used twice in a row that counts as cold; compared with a slow, obvious count."""
@@ -231,6 +232,7 @@ def test_units_are_decimal() -> None:
         rate(1.0, 0.0)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-3, 1e17))
 def test_amounts_read_back(value: float) -> None:
     """Catches B31: a prefix that does not belong to its number."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid_llm.bench.rows import ROUNDS
@@ -72,6 +72,7 @@ def test_the_control_widens_the_margin() -> None:
     assert verdict(arm, spread([0.96, 0.97, 0.98])) == "UNDECIDED"
 
 
+@settings(deadline=None)
 @given(st.lists(FLOATS, min_size=1, max_size=60))
 def test_order_of_the_statistics(values: list[float]) -> None:
     """Catches B30: a minimum that is the maximum, quantiles out of order, samples trimmed in silence."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.kernels import driver
-from rapid_llm.bench import Work
+from rapid_llm.bench import Load, Work
 from rapid_llm.bench.cpu_device import CpuDevice
 from rapid_llm.bench.device import Calibration
 from rapid_llm.bench.op_arms import op_arms
@@ -163,9 +164,11 @@ def test_a_slower_row_is_found_by_ratios(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: a run that writes no file, one without environment or digest, and a SLOW that exits with 0."""
-    device = CpuDevice(budget=1 << 22)
+    device = CpuDevice(itertools.count(0, 10_000).__next__, budget=1 << 22)
     device.cache_bytes, device.max_copies, device.block_seconds = 1 << 16, 4, 1e-5
     device.calibration = Calibration(2.0, 1.0, 1e12, "scripted")
+    monkeypatch.setattr("rapid_llm.bench.results.require_normal_threads", lambda: None)
+    monkeypatch.setattr("rapid_llm.bench.results.require_idle", lambda **kwargs: Load(0.0, 0.0, 0, None))
     monkeypatch.setattr("rapid_llm.bench.sweep.device_for", lambda name: device)
 
     @parametrize("size", full=(4096,), quick=(2048,))
