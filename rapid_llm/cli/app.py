@@ -173,6 +173,39 @@ def doctor(
     run(env=env, json=json)
 
 
+@app.command(
+    epilog=_example(
+        "rapid-llm diff",
+        'rapid-llm diff --a native --b "linear=acme/linear.q4_1"',
+        'rapid-llm diff --a "native dtype=float32" --b "dtype=bfloat16 device=cuda"',
+        "rapid-llm diff --a hf --b native",
+        "rapid-llm diff --replay rapid-llm-diff.safetensors",
+    )
+)
+@guarded
+def diff(
+    a: Annotated[
+        str, typer.Option(help="OP=ROW, BACKEND or ROW for all ops, dtype=, device=, dequantised; or hf.")
+    ] = "native",
+    b: Annotated[str, typer.Option(help="As --a. Default: what the engine runs.")] = "",
+    model: Model = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What both read. May be repeated. Default: three texts.")
+    ] = None,
+    case: Annotated[str, typer.Option(help="Where the worst wrong call goes.")] = "rapid-llm-diff.safetensors",
+    plot: Annotated[str | None, typer.Option(help="Draw error by layer to this PNG; needs matplotlib.")] = None,
+    replay: Annotated[str | None, typer.Option(help="Run the call of this case file again.")] = None,
+    json: Json = False,
+) -> None:
+    """Find the row that makes two configurations of a model differ.
+
+    From the whole model to the layer, the op and the row. Exits with 1 if a row is out of its error bound.
+    """
+    from .diff import run
+
+    run(a=a, b=b, model=model, prompts=prompt or [], case=case, plot=plot, replay=replay, json=json)
+
+
 KernelDevice = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Default: a GPU if there is one.")]
 
 
@@ -223,6 +256,53 @@ def kernels_explain(
         allow=allow or [],
         prepack=prepack,
         backend=backend,
+        json=json,
+    )
+
+
+@kernels.command(
+    "verify",
+    epilog=_example(
+        "rapid-llm kernels verify",
+        "rapid-llm kernels verify rmsnorm jit/scale --dtype bf16",
+        "rapid-llm kernels verify --stale",
+        "rapid-llm kernels verify --device cuda --write records --json",
+    ),
+)
+@guarded
+def kernels_verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[ROW|OP|BACKEND ...]", help="What to prove. Default: every row.")
+    ] = None,
+    device: KernelDevice = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Only this dtype. May be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small set of cases, which proves nothing.")] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="Only rows without a record of their present source.")] = False,
+    write: Annotated[
+        str, typer.Option(metavar="WHERE", help="user, shipped, none, a .json file or a folder: where proofs go.")
+    ] = "user",
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes; 0 is this one. Default: what this machine grants.")
+    ] = None,
+    limit: Annotated[float, typer.Option(help="Seconds after which a row is taken to hang.")] = 300.0,
+    json: Json = False,
+) -> None:
+    """Prove rows on this machine: every case against a float64 oracle, under derived bounds.
+
+    A proof holds until the row's source changes, and lets dispatch choose the row. Exits with 1 if a row is wrong or
+    not proven, or if nothing was.
+    """
+    from .kernels_verify import verify
+
+    verify(
+        names or [],
+        device=device,
+        dtypes=dtype or [],
+        quick=quick,
+        stale=stale,
+        write=write,
+        jobs=jobs,
+        limit=limit,
         json=json,
     )
 

@@ -273,7 +273,9 @@ def _declared_unit(roundings: tuple[str, ...], argument: str) -> tuple[float, fl
     return sum(f.unit for f in formats), sum(f.tiny * f.unit for f in formats)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, scale: float, rounded: _Rounded) -> Tensor:
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, first_visible: int, scale: float, rounded: _Rounded, page: int = 0
+) -> Tensor:
     """Error of softmax(q k scale) v before the store, (q, heads, head_dim).
 
     A score errs by gamma(D + 4) scale sum |q k| (the products and sums, the factor, a factor log2(e) and its
@@ -284,8 +286,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, sca
     by gamma(n + rescalings); the division follows.
 
     Declared roundings: `probs`, of the weights before the second product and before their sum, which is then at least
-    1; `partials`, of the results of parts of the keys before they are joined, whose magnitudes add up to no more than
-    sum w |v|. Each is relative, or half the smallest step of its format.
+    1, or after their division by it; `partials`, of the results of parts of the keys before they are joined, whose
+    magnitudes add up to no more than sum w |v|, and of which there is one for a single page: its rounding is the
+    store's. Each is relative, or half the smallest step of its format. Where all of 2**k visible scores are exactly 0,
+    the weights are 1 or 2**-k, which every format holds.
     """
     group = query.shape[1] // keys.shape[1]
     q = _f64(query)
@@ -302,13 +306,18 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, sca
     weights = torch.nan_to_num(weights, nan=0.0)
     rescales = n // 16 + 2
     relative = torch.expm1(score_error + 3 * U * gap.abs() + exp_error(gap) + rescales * 5 * U)
-    relative = torch.nan_to_num(relative, nan=0.0, posinf=0.0) + rounded.probs
+    seen = visible.sum(-1)
+    exact = ((seen & (seen - 1)) == 0) & (score_error * visible == 0).all(-1)  # (heads, q)
+    inexact = (~exact).to(torch.float64)[..., None]
+    probs, probs_step = inexact * rounded.probs, inexact * rounded.probs_step
+    partials, partials_step = (0.0, 0.0) if n <= page else (rounded.partials, rounded.partials_step)
+    relative = torch.nan_to_num(relative, nan=0.0, posinf=0.0) + probs
     v = torch.nan_to_num(v, nan=0.0, posinf=0.0)
-    spread = (weights * relative).sum(-1)[..., None] + n * rounded.probs_step
+    spread = (weights * relative).sum(-1)[..., None] + n * probs_step
     mass = torch.einsum("hqn,nhd->hqd", weights, v)
     sums = gamma(n + rescales)
-    slack = torch.einsum("hqn,nhd->hqd", weights * relative, v) + (spread + rounded.partials) * mass
-    slack = slack + rounded.probs_step * v.sum(0)[:, None, :] + rounded.partials_step
+    slack = torch.einsum("hqn,nhd->hqd", weights * relative, v) + (spread + partials) * mass
+    slack = slack + probs_step * v.sum(0)[:, None, :] + partials_step
     slack = slack + (2 * sums + DIVISION + U) * mass
     slack = slack / (1 - spread - sums).clamp_min(2.0**-10)
     flushed = n * TINY * (v.amax(0) if n else torch.zeros(v.shape[1:], dtype=torch.float64))
@@ -325,7 +334,8 @@ def attention_prefill(args: Args, expected: Tensor, roundings: tuple[str, ...] =
             continue
         keys, values = (gather_keys(args[c], args["block_table"][i], length) for c in ("k_cache", "v_cache"))
         first = length - (end - begin) + 1
-        slack[begin:end] = _attend(args["query"][begin:end], keys, values, first, args["scale"], _probs(roundings))
+        query, page = args["query"][begin:end], args["k_cache"].shape[1]
+        slack[begin:end] = _attend(query, keys, values, first, args["scale"], _probs(roundings), page)
     return (finish(expected, slack, args["query"].dtype, roundings),)
 
 
@@ -336,7 +346,8 @@ def attention_decode(args: Args, expected: Tensor, roundings: tuple[str, ...] = 
         if length > 0:
             keys, values = (gather_keys(args[c], args["block_table"][i], length) for c in ("k_cache", "v_cache"))
             query = args["query"][i : i + 1]
-            slack[i : i + 1] = _attend(query, keys, values, length, args["scale"], _probs(roundings))
+            page = args["k_cache"].shape[1]
+            slack[i : i + 1] = _attend(query, keys, values, length, args["scale"], _probs(roundings), page)
     return (finish(expected, slack, args["query"].dtype, roundings),)
 
 

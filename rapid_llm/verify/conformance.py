@@ -32,12 +32,14 @@ def check_row(
     budget: str = "full",
     seeds: tuple[int, ...] | None = None,
     record: bool = False,
+    compile_threads: int | None = None,
 ) -> Report:
     """Run all cases of `op_id` over the registered row `row_name`.
 
     Rows with `prepack` get their packed weight, rows with `roundings` the bounds that include them. With `record`, a
     good full run becomes evidence for dispatch in this process. Raises `UnknownOpError` or `UnknownRowError` on wrong
     names and `ValueError` for a dtype, scheme or device that the row does not take.
+    compile_threads: that compile Triton kernels ahead of the calls.
     """
     plugins.scan()
     op, row = registry.get_op(op_id), registry.get_row(row_name)
@@ -49,7 +51,17 @@ def check_row(
     if row.devices and torch.device(device).type not in row.devices:
         raise ValueError(f"{row_name} runs on {', '.join(row.devices)}, not on {device}")
     fn = registry.load_target(row_name)
-    report = check_callable(op, fn, device=device, dtype=dtype, scheme=scheme, budget=budget, seeds=seeds, row=row)
+    report = check_callable(
+        op,
+        fn,
+        device=device,
+        dtype=dtype,
+        scheme=scheme,
+        budget=budget,
+        seeds=seeds,
+        row=row,
+        compile_threads=compile_threads,
+    )
     if record and report.ok and budget == "full" and report.device == device:
         kind = torch.device(device).type
         evidence.record(
@@ -70,6 +82,7 @@ def check_callable(
     row: KernelSpec | None = None,
     name: str | None = None,
     first_failure: bool = False,
+    compile_threads: int | None = None,
 ) -> Report:
     """Run all cases of `op` over any callable with the op's signature; `row` adds declared limits, roundings,
     prepack."""
@@ -84,7 +97,7 @@ def check_callable(
     run = Run(op, fn, row, torch.device(device), scheme, report)
     cases = probes.load(op.cases)(dtype, device, scheme, budget=budget)
     if torch.device(device).type == "cuda" and (row is None or row.is_native):
-        rehearse(lambda: run.rehearse(cases))
+        rehearse(lambda: run.rehearse(cases), threads=compile_threads)
     for case in cases:
         run.case(case, chosen)
         if first_failure and report.failures:

@@ -38,10 +38,10 @@ class FaultyRow:
 
 
 def _leaves_tail(fn: Fn, args: tuple[Any, ...], out: Tensor | None, keywords: dict[str, Any]) -> Tensor:
-    """Works on whole groups of four; what is left over is never written."""
+    """Works on whole groups of four but the last; what is left over is never written."""
     right = fn(*args, **keywords)
     result = torch.empty_like(right) if out is None else out
-    whole = right.numel() // 4 * 4
+    whole = max(right.numel() - 1, 0) // 4 * 4
     flat = result.reshape(-1).clone()
     flat[:whole] = right.reshape(-1)[:whole]
     return result.copy_(flat.view(right.shape))
@@ -380,6 +380,12 @@ def plain_row(op_id: str) -> Fn:
     return row
 
 
+def own(op_id: str) -> list[FaultyRow]:
+    """The wrong rows that are of one op alone."""
+    faults = {**_OWN, **plain_deepseek.FAULTS}.get(op_id, ())
+    return [FaultyRow(op_id, f, functools.partial(plain_row(op_id), fault=f), d, s) for f, d, s in faults]
+
+
 def battery() -> list[FaultyRow]:
     """Every wrong row."""
     rows = [FaultyRow(op, fault, wrapped(fault, plain_row(op)), dtype) for op, fault, dtype in _GENERAL]
@@ -387,7 +393,4 @@ def battery() -> list[FaultyRow]:
     for op, dtype in (("scale", "bf16"), ("scale", "fp16"), ("rmsnorm", "bf16"), ("attention.decode", "bf16")):
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
         rows.append(FaultyRow(op, "truncates", truncating(plain_row(op), op, kind), dtype))
-    for op, faults in {**_OWN, **plain_deepseek.FAULTS}.items():
-        for fault, dtype, scheme in faults:
-            rows.append(FaultyRow(op, fault, functools.partial(plain_row(op), fault=fault), dtype, scheme))
-    return rows
+    return [*rows, *(row for op in {**_OWN, **plain_deepseek.FAULTS} for row in own(op))]

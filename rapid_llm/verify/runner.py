@@ -44,6 +44,27 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+_vast: list[contextlib.AbstractContextManager[Any]] = [contextlib.nullcontext()]
+
+
+def share(lock: contextlib.AbstractContextManager[Any]) -> None:
+    """Hold `lock` during every case of vast tensors: of several processes on one GPU only one may have them."""
+    _vast[0] = lock
+
+
+@contextlib.contextmanager
+def alone(case: Case, device: torch.device) -> Iterator[None]:
+    """Within, no other process has vast tensors, if `case` has; the GPU's memory is free for others afterwards."""
+    if not case.vast or device.type != "cuda":
+        yield
+        return
+    with _vast[0]:
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
+
+
 class PoisonedAllocations(TorchDispatchMode):  # type: ignore[misc]
     """While active, memory that torch hands out uninitialised holds NaN, or an unlikely integer."""
 
@@ -82,6 +103,13 @@ class Run:
     _where: tuple[str, int, str] = ("", 0, "")
 
     def case(self, case: Case, seeds: tuple[int, ...]) -> None:
+        """Make the calls of `case` with fresh values for every seed."""
+        with alone(case, self.device):
+            self._case(case, seeds)
+            if case.vast:
+                self._guards = {}
+
+    def _case(self, case: Case, seeds: tuple[int, ...]) -> None:
         self._guards = {}
         counted = False
         for seed in seeds[: case.seeds]:
@@ -108,17 +136,21 @@ class Run:
     def rehearse(self, cases: list[Case]) -> None:
         """Make the calls of `cases` for the sake of what they launch; what they answer or raise is of no interest."""
         for case in cases:
-            values = case.make(torch.Generator().manual_seed(0))
-            if case.raises or standing(self.op, self.row, values) is not Standing.TAKEN:
-                continue
-            outs: list[Guarded | None] = [None]
-            if self.op.parsed.takes_out:
-                shape, dtype = self._out_facts(values)
-                outs += [Guarded.empty(shape, dtype, self.device, strided=how == "strided") for how in ("", *case.outs)]
-            for out in outs:
-                positional, keywords = self._bind(self._guarded(values))
-                with contextlib.suppress(Exception):
-                    self.fn(*positional, **keywords, **({} if out is None else {"out": out.tensor}))
+            with alone(case, self.device):
+                self._rehearse(case)
+
+    def _rehearse(self, case: Case) -> None:
+        values = case.make(torch.Generator().manual_seed(0))
+        if case.raises or standing(self.op, self.row, values) is not Standing.TAKEN:
+            return
+        outs: list[Guarded | None] = [None]
+        if self.op.parsed.takes_out:
+            shape, dtype = self._out_facts(values)
+            outs += [Guarded.empty(shape, dtype, self.device, strided=how == "strided") for how in ("", *case.outs)]
+        for out in outs:
+            positional, keywords = self._bind(self._guarded(values))
+            with contextlib.suppress(Exception):
+                self.fn(*positional, **keywords, **({} if out is None else {"out": out.tensor}))
 
     def _truth(self, values: dict[str, Any]) -> _Truth:
         with one_thread():

@@ -9,7 +9,7 @@ from typing import Any
 from rapid_llm.kernels.registry import KernelSpec, OpSpec
 from rapid_llm.kernels.registry.dispatcher import dims_reader, with_sm
 from rapid_llm.kernels.registry.facts import bind, read
-from rapid_llm.kernels.registry.filters import judge
+from rapid_llm.kernels.registry.filters import DEGRADED, judge
 
 
 class Standing(enum.Enum):
@@ -21,12 +21,12 @@ class Standing(enum.Enum):
 
 
 def standing(op: OpSpec, row: KernelSpec | None, values: dict[str, Any], out: Any = None) -> Standing:
-    """How `row` stands to a call with the arguments `values` (by name) and `out`."""
+    """How `row` stands to a call with the arguments `values` (by name) and `out`, installed here or not."""
     if row is None:
         return Standing.TAKEN
     bound, _ = bind(op, (), values)
     facts = replace(read(op, dims_reader(op), bound, out), allow=frozenset(row.roundings), prepack=True)
-    codes = {reason.code for reason in judge(row, with_sm(facts), forced=True, broken=None).reasons}
+    codes = {reason.code for reason in judge(row, with_sm(facts), forced=True, broken=None).reasons} - {*DEGRADED}
     if not codes:
         return Standing.TAKEN
     return Standing.FOREIGN_LAYOUT if codes == {"layout"} else Standing.OUTSIDE

@@ -39,6 +39,11 @@ class Case:
     raises: tuple[type[BaseException], ...] = ()
     seeds: int | None = None
 
+    @property
+    def vast(self) -> bool:
+        """Whether its tensors span gigabytes."""
+        return self.id.startswith("beyond 2^31")
+
 
 def check_budget(budget: str) -> bool:
     """True for the full set; raises `ValueError` on a word that isn't a budget."""

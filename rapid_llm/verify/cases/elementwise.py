@@ -76,13 +76,15 @@ def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budge
 
         return Case(f"{name}/{layout}", make, **more)
 
-    def edge(g: torch.Generator) -> dict[str, Any]:
+    def edge(g: torch.Generator, whole: int = 1) -> dict[str, Any]:
+        """`whole`: the number of features is a multiple of it."""
         del g
         special = edges(kind)
         special = special[torch.isfinite(special) & (special.abs() < 1e4)]
         gate = torch.cat(
             (special, torch.tensor([88.0, -88.0, -104.0, 120.0, float("inf"), float("nan"), 1.0, 2.0]).to(kind))
         )
+        gate = torch.cat((torch.ones(-len(gate) % whole, dtype=kind), gate))
         up = torch.ones_like(gate)
         up[-2:] = torch.tensor([float("nan"), float("inf")]).to(kind)
         return {"input": torch.stack((torch.cat((gate, up)), torch.cat((gate, -3 * up)))).to(device)}
@@ -110,6 +112,7 @@ def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budge
         case("tiny", (4, 300), spread=1e-4),
         case("large", (4, 300), spread=60.0),
         Case("edges", edge),
+        Case("edges of whole vectors", lambda g: edge(g, 16)),
         Case("saturated", saturated),
         case("beyond 2^31", (2, 40), "far", seeds=1),
     ]

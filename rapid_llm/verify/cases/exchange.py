@@ -102,7 +102,7 @@ def comm_combine(dtype: str, device: Device, scheme: str | None = None, *, budge
             values = normal(g, (rows + spare, hidden), kind)
             values[rows:] = float("nan")  # nobody's
             if rows > 1 and hidden:
-                values[0, 0] = float("inf")
+                values[0, 0], values[1, hidden - 1] = float("inf"), float("nan")
             return {
                 "input": lay(values, layout, device),
                 "recv_source": lay(table, source, device),

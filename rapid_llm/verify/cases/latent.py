@@ -34,6 +34,7 @@ def attention_mla_decode(dtype: str, device: Device, scheme: str | None = None, 
         scale: float | None = None,
         exact: bool = False,
         special: str = "",
+        equal: bool = False,
         **more: Any,
     ) -> Case:
         dim, value_dim = dims
@@ -52,6 +53,8 @@ def attention_mla_decode(dtype: str, device: Device, scheme: str | None = None, 
                 rows[pages[i].long()[slots // page], slots % page] = values
             shape = (len(lengths), heads, dim)
             query = integers(g, shape, -15, 15, kind) if exact else normal(g, shape, kind, spread)
+            if equal:  # all scores are 0, all weights are exact, and the low bits of a mean are the store's alone
+                query.zero_()
             if special == "query":
                 query[0, 0, dim - 1] = float("nan")
             elif special:
@@ -100,5 +103,13 @@ def attention_mla_decode(dtype: str, device: Device, scheme: str | None = None, 
         case("exact scores", (60, 17), exact=True, scale=0.25),
         case("scale", (60, 17), scale=0.37),
         *(case(f"special {s}", (20, 33), special=s) for s in ("query", "key", "value")),
+        *(case("DeepSeek", (70, 3), 2, DEEPSEEK, page=PAGE, layout=n, seeds=1) for n in ("sliced", "outer")),
+        case("DeepSeek", (70, 3), 2, DEEPSEEK, page=PAGE, cache="sliced", seeds=1),
+        *(
+            case(f"DeepSeek, special {s}", (20,), 2, DEEPSEEK, page=PAGE, special=s, seeds=1)
+            for s in ("query", "key", "value")
+        ),
+        case("equal", (16, 8, 4, 1), equal=True),
+        case("equal", (16, 8, 4, 1), 2, DEEPSEEK, page=PAGE, equal=True),
         case("beyond 2^31", (20, 18), cache="far", seeds=1),
     ]

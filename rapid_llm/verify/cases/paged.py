@@ -113,12 +113,15 @@ class _Attention:
         exact: bool = False,
         special: str = "",
         shared: bool = False,
+        equal: bool = False,
         **more: Any,
     ) -> Case:
         def make(g: torch.Generator) -> dict[str, Any]:
             args = self._paged(g, sequences, heads[1], dim, page, cache, table, spread, exact, shared)
             shape = (sum(q for q, _ in sequences), heads[0], dim)
             query = integers(g, shape, -15, 15, self.kind) if exact else normal(g, shape, self.kind, spread)
+            if equal:  # all scores are 0, all weights are exact, and the low bits of a mean are the store's alone
+                query.zero_()
             if special:
                 self._spoil(special, query, args, sequences)
             args["query"] = lay_heads(query, layout, self.device)
@@ -240,6 +243,10 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
         case("exact scores", (60, 17), exact=True, scale=0.25),
         case("scale", (60, 17), scale=0.37),
         *(case(f"special {s}", (20, 33), special=s) for s in ("query", "key", "value")),
+        *(case("model", (20, 35), (4, 2), 64, layout=n, outs=strided) for n in ("fused", "sliced", "outer")),
+        *(case("model", (20, 35), (4, 2), 64, cache=n) for n in ("paired", "outer", "transposed")),
+        *(case(f"model, special {s}", (20, 33), (4, 2), 64, special=s) for s in ("query", "key", "value")),
+        *(case("equal", (16, 8, 4, 1, 2), (4, 2), d, equal=True) for d in (32, 64)),
         case("beyond 2^31", (20, 18), cache="far", seeds=1),
         case("beyond 2^31", (20, 18), layout="far", seeds=1),
     ]
@@ -279,6 +286,10 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
         case("exact scores", [(20, 60), (17, 17)], exact=True, scale=0.25),
         case("scale", [(20, 60), (17, 17)], scale=0.37),
         *(case(f"special {s}", [(5, 20), (33, 33)], special=s) for s in ("query", "key", "value")),
+        *(case("model", [(5, 20), (7, 35)], (4, 2), 64, layout=n, outs=strided) for n in ("fused", "sliced", "outer")),
+        *(case("model", [(5, 20), (7, 35)], (4, 2), 64, cache=n) for n in ("paired", "outer", "transposed")),
+        *(case(f"model, special {s}", [(5, 20), (33, 33)], (4, 2), 64, special=s) for s in ("query", "key", "value")),
+        *(case("equal", [(1, 16), (16, 16), (3, 9), (1, 1)], (4, 2), d, equal=True) for d in (32, 64)),
         case("beyond 2^31", [(5, 20), (3, 18)], cache="far", seeds=1),
         case("beyond 2^31", [(1, 20), (1, 18)], layout="far", seeds=1),
     ]

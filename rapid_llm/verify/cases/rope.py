@@ -53,13 +53,13 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
         pairing = "interleaved" if interleaved else "halves"
         return Case(f"{name}/{tokens}x{heads[0]}:{heads[1]}x{dim}/{layout}/{pairing}", make, **more)
 
-    def special(g: torch.Generator) -> dict[str, Any]:
-        query = normal(g, (5, 2, 16), kind)
+    def special(g: torch.Generator, dim: int = 16) -> dict[str, Any]:
+        query = normal(g, (5, 2, dim), kind)
         query[1, 0, 3] = float("nan")
         query[2, 1, 9] = float("inf")
         query[3] = torch.finfo(kind).max  # some rotations overflow
         query[4] = torch.finfo(kind).tiny
-        table = rotary_table(g, 8, 16).to(device)
+        table = rotary_table(g, 8, dim).to(device)
         positions = torch.tensor([0, 1, 2, 3, 7], device=device)
         args = {"query": query.to(device), "key": query[:, :1].clone().to(device), "positions": positions}
         return {**args, "cos_sin_cache": table}
@@ -85,5 +85,7 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
         case("int32", 5, (3, 3), 64, index=torch.int32),
         case("large", 9, (3, 1), 64, spread=2e4),
         Case("special", special),
+        Case("model, special", lambda g: special(g, 64)),
+        *(case("model", 9, (3, 1), 64, layout=n, interleaved=i) for n in ("fused", "sliced", "outer") for i in both),
         case("beyond 2^31", 2, (2, 1), 16, layout="far", seeds=1),
     ]

@@ -1,0 +1,112 @@
+"""`rapid-llm kernels verify`: prove rows on this machine, and keep the proofs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from rapid_llm.platform import default_threads, has_nvidia
+
+from .support import BAD, fail, print_json, print_table, usage
+
+if TYPE_CHECKING:
+    from rapid_llm.verify.proving import Outcome
+    from rapid_llm.verify.verification import Verification
+
+
+def verify(
+    names: Sequence[str],
+    *,
+    device: str | None,
+    dtypes: Sequence[str],
+    quick: bool,
+    stale: bool,
+    write: str,
+    jobs: int | None,
+    limit: float,
+    json: bool,
+) -> None:
+    """Run the conformance suite over rows; status 1 if one is wrong, or if nothing was proven."""
+    from rapid_llm.verify import verification as v
+
+    where = device or ("cuda" if has_nvidia() else "cpu")
+    if write != "none" and quick:
+        write = "none"
+    with usage():
+        run = v.plan(names, device=where, dtypes=dtypes, budget="interpret" if quick else "full", stale_only=stale)
+    if not run.tasks:
+        _nothing(run, stale, json)
+        return
+    workers = default_threads() if jobs is None else jobs
+    print(f"{run.kind}: {len(run.tasks)} tasks in {max(workers, 1)} processes", file=sys.stderr)
+    v.execute(run, jobs=workers, limit_s=limit, told=lambda outcome, done: _progress(run, outcome, done))
+    path, proofs, left = (None, 0, {}) if write == "none" else v.save(run, write)
+    if json:
+        written = None if path is None else {"file": str(path), "proofs": proofs, "without": left}
+        print_json({**v.as_json(run), "written": written})
+    else:
+        _show(run)
+        for row, why in left.items():
+            print(f"{row}: no record: {why}")
+        if path is not None:
+            print(f"{proofs} proofs written to {path}")
+    if not run.ok:
+        raise typer.Exit(BAD)
+
+
+def _nothing(run: Verification, stale: bool, json: bool) -> None:
+    """No task: because all is proven, or because no row can run."""
+    if json:
+        from rapid_llm.verify.verification import as_json
+
+        print_json({**as_json(run), "ok": stale, "written": None})
+    for skip in [] if json else run.skips:
+        print(f"{skip.row}: {skip.why}")
+    if not stale:
+        fail(f"none of these rows can run on {run.device}")
+    if not json:
+        print(f"every row that can run on {run.kind} is proven")
+
+
+def _progress(run: Verification, outcome: Outcome, done: int) -> None:
+    word = {"ok": "ok", "failed": "WRONG", "nothing": "nothing"}[outcome.status]
+    if outcome.task.kind == "mutants":
+        told = f"{outcome.score.killed} of {outcome.score.tried} refused"
+    else:
+        told = f"{outcome.cases} cases, {outcome.worst_ratio:.2g} of the bound"
+    text = f"  {outcome.text[:200]}" if outcome.status != "ok" else ""
+    width = len(str(len(run.tasks)))
+    print(
+        f"[{done:>{width}}/{len(run.tasks)}] {word:<7} {outcome.task}: {told}, {outcome.seconds:.1f} s{text}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _show(run: Verification) -> None:
+    from rapid_llm.verify.verification import summary
+
+    headings = ("row", "dtype", "verdict", "cases", "worst ulp", "of bound", "refused", "s")
+    print_table(headings, [_line(run, outcome) for outcome in run.outcomes])
+    for outcome in run.outcomes:
+        if why := run.lacks(outcome):
+            print(f"\n{outcome.task}: {why}")
+            for failure in outcome.failures:
+                print(f"  {failure}")
+    for skip in run.skips:
+        print(f"not run: {skip.row}: {skip.why}")
+    counts = summary(run)
+    print(f"\n{run.kind}: {counts['right']} right, {counts['wrong']} wrong, {counts['skipped']} rows not run")
+
+
+def _line(run: Verification, outcome: Outcome) -> tuple[Any, ...]:
+    task = outcome.task
+    score = run.score_of(outcome)
+    refused = "" if score is None else f"{score.score.killed}/{score.score.tried}"
+    verdict = "right" if not run.lacks(outcome) else "WRONG" if outcome.status == "failed" else "not proven"
+    dtype = " ".join(filter(None, (task.dtype, task.scheme)))
+    ulp, ratio = f"{outcome.worst_ulp:.3g}", f"{outcome.worst_ratio:.3g}"
+    return (task.row, dtype, verdict, outcome.cases, ulp, ratio, refused, f"{outcome.seconds:.1f}")
