@@ -12,6 +12,7 @@ from .rotation import CACHE_MULTIPLE
 COLD_RATIO: Final = 1.3
 """Below it, flushing does not evict, and nothing may be called cold."""
 
+SHARES: Final = (16, 8, 4)
 TIMES: Final = 7
 TOLERANCE: Final = {"cpu": 1.25, "cuda": 1.05}
 """How far above a measured ceiling a figure may lie: neighbours slow the measurement of a CPU's down."""
@@ -31,13 +32,23 @@ def calibrate(device: Device, *, again: bool = False) -> Calibration:
 
 
 def cold_and_warm(device: Device) -> tuple[float, float]:
-    """Seconds of one copy of a quarter of the cache, behind a flush and behind itself."""
-    source = device.fallow(device.cache_bytes // 8)
-    target = source.clone()
-    block = device.block([lambda: target.copy_(source)], graph=True)
+    """Seconds of one copy behind a flush and behind itself, less what an empty call costs: of several sizes up to a
+    quarter of the cache, the one that shows the largest difference."""
     flush = device.reader(CACHE_MULTIPLE * device.cache_bytes)
-    cold = _best(device, block, flush)
-    return cold, _best(device, block, lambda: target.copy_(source))
+    nothing = _best(device, device.block([device.noop()], graph=True), None) if device.kind == "cuda" else 0.0
+    pairs = []
+    for share in SHARES:
+        source = device.fallow(device.cache_bytes // share)
+        target = source.clone()
+        copy = _copying(target, source)
+        block = device.block([copy], graph=True)
+        cold, warm = _best(device, block, flush), _best(device, block, copy)
+        pairs.append((max(cold - nothing, 0.2 * cold), max(warm - nothing, 0.2 * warm)))
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+def _copying(target: Any, source: Any) -> Call:
+    return lambda: target.copy_(source)
 
 
 def ceiling(device: Device) -> tuple[float, str]:
@@ -69,8 +80,12 @@ def ceiling(device: Device) -> tuple[float, str]:
 
 
 def floor(device: Device, calls: int, graph: bool) -> float:
-    """Seconds a call of a block of `calls` calls that do nothing."""
-    return _median(device, device.block([device.noop()] * calls, graph=graph), None) / calls
+    """Seconds a call of a block of `calls` calls that do nothing; measured once for each number of them."""
+    known = device.floors.get((calls, graph))
+    if known is None:
+        known = _median(device, device.block([device.noop()] * calls, graph=graph), None) / calls
+        device.floors[calls, graph] = known
+    return known
 
 
 def _median(device: Device, block: Block, before: Call | None) -> float:

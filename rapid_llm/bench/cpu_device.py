@@ -44,6 +44,7 @@ class CpuDevice:
         self.cache_bytes = last_cache_bytes()
         self.peaks = cpu_peaks(info.affinity)
         self.calibration: Calibration | None = None
+        self.floors: dict[tuple[int, bool], float] = {}
         self._readers: dict[int, Call] = {}
         self._clock = clock
         self._budget = budget

@@ -10,13 +10,17 @@ import ctypes
 import time
 from collections.abc import Sequence
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from .device import Block, Calibration, Call, Clocks, Timing
 from .nvml import driver_version, read_clocks
 from .peaks import peaks_of
 
 BLOCK_TRIES: Final = 4
+FIRST_LEAD: Final = 100e-6
 LONGEST_LEAD: Final = 0.05
+"""Seconds for which the stream is blocked while the host enqueues: at first, and at most."""
+
 LAG_SECONDS: Final = 0.002
 """How long work is let run when leaks are looked for."""
 
@@ -72,12 +76,13 @@ class CudaDevice:
         self.cache_bytes = int(facts.L2_cache_size)
         self.peaks = peaks_of(facts.name)
         self.calibration: Calibration | None = None
+        self.floors: dict[tuple[int, bool], float] = {}
         self._readers: dict[int, Call] = {}
         self._uuid = f"GPU-{facts.uuid}"
         self._stream = torch.cuda.Stream(self._device)
         self._tick = torch.zeros(1, device=self._device)
         self._cycles = 2.0e9
-        self._lead = 100e-6  # seconds by which the blocker has to outlast the host
+        self._leads: WeakKeyDictionary[Block, float] = WeakKeyDictionary()  # seconds that a block's blocker lasts
 
     def budget_bytes(self) -> int:
         import torch
@@ -114,7 +119,8 @@ class CudaDevice:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if before is not None:
                 before()
-            torch.cuda._sleep(int(self._lead * self._cycles))
+            lead = self._leads.get(block, FIRST_LEAD)
+            torch.cuda._sleep(int(lead * self._cycles))
             start.record(self._stream)
             began = time.perf_counter()
             block.enqueue()
@@ -123,7 +129,7 @@ class CudaDevice:
             host = time.perf_counter() - began
         end.synchronize()
         if late:
-            self._lead = min(max(2 * self._lead, 1.5 * host), LONGEST_LEAD)
+            self._leads[block] = min(max(2 * lead, 1.5 * host), LONGEST_LEAD)
         return Timing(start.elapsed_time(end) / 1e3, bool(late))
 
     def lag(self, block: Block) -> tuple[float, float]:
@@ -133,7 +139,7 @@ class CudaDevice:
         runs = max(1, min(int(LAG_SECONDS / once), 100))
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            torch.cuda._sleep(int(self._lead * self._cycles))
+            torch.cuda._sleep(int(self._leads.get(block, FIRST_LEAD) * self._cycles))
             start.record(self._stream)
             for _ in range(runs):
                 block.enqueue()

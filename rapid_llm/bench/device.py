@@ -85,9 +85,11 @@ class Calibration:
 
 class Device(Protocol):
     """kind: `cuda` or `cpu`. cache_bytes: of the last cache. block_seconds: how long a block should last at least.
-    max_copies: the most copies of arguments that are of use. calibration: filled by `calibration.calibrate`."""
+    max_copies: the most copies of arguments that are of use. calibration, floors: filled by
+    `calibration.calibrate` and `calibration.floor`."""
 
     calibration: Calibration | None
+    floors: dict[tuple[int, bool], float]
     kind: str
     name: str
     cache_bytes: int

@@ -207,7 +207,10 @@ def plan_for(trials: Sequence[Trial], work: Work, seconds: float, *, cold: bool)
 
 def take(trials: Sequence[Trial], rounds: int, max_seconds: float, clock: Clock) -> list[list[Sample]]:
     """Samples of every trial: round after round, each in the opposite order of the one before (A B, B A). At least
-    `FEWEST`, pairs of rounds where there are several trials; none is begun after `max_seconds`."""
+    `FEWEST`, pairs of rounds where there are several trials; none is begun after `max_seconds`. A first round is not
+    counted: the device may have idled while results were checked."""
+    for trial in trials:
+        trial.sample()
     taken: list[list[Sample]] = [[] for _ in trials]
     step = 1 if len(trials) == 1 else 2
     start, done = clock(), 0

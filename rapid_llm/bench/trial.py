@@ -142,19 +142,21 @@ class Trial:
         return Sample(seconds, before if before.disturbed else after, timing.host_bound)
 
     def finish(self, samples: Sequence[Sample]) -> None:
-        """After the last of `samples`: blocks over new values in the known memory, timed and judged."""
-        usual, longest = statistics.median(s.seconds for s in samples), max(s.seconds for s in samples)
-        fresh = []
+        """After the last of `samples`: blocks over new values in the known memory, timed and judged, each followed by
+        one over the same values."""
+        longest = max(s.seconds for s in samples)
+        fresh, known = [], []
         for step in range(FRESH_TRIES):
             self._refill(2 + step)
             self._lay_poison()
             fresh.append(self.sample(keep_state=True).seconds)
             self._refuse_wrong_block("after the timed calls")
-        slower = min(fresh)
-        if slower > max(FRESH_SLOWER * usual, longest) and slower - usual > 3 * self.floor_seconds:
+            known.append(self.sample().seconds)
+        slower = min(new / old for new, old in zip(fresh, known, strict=True))
+        if slower > FRESH_SLOWER and min(fresh) > max(longest, 3 * self.floor_seconds):
             raise RememberedError(
-                f"{self.arm.name}: {slower / usual:.1f} times as slow for values that it has not met: it uses "
-                "results of earlier calls again"
+                f"{self.arm.name}: {slower:.1f} times as slow for values that it has not met: it uses results of "
+                "earlier calls again"
             )
         bound = sum(s.host_bound for s in samples)
         if bound * 2 > len(samples):

@@ -62,6 +62,7 @@ class FakeDevice:
     states: Iterator[Clocks] | None = None
     host_bound: bool = False
     calibration: Calibration | None = field(default_factory=lambda: Calibration(2e-6, 1e-6, 4e12, "scripted"))
+    floors: dict[tuple[int, bool], float] = field(default_factory=dict)
     peaks: Peaks = field(init=False)
     main: float = 0.0
     side: float = 0.0

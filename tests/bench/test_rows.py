@@ -102,7 +102,7 @@ def test_pairs_with_a_disturbed_round_are_dropped_for_all() -> None:
     from rapid_llm.bench.device import Clocks
 
     hot, cool, turns = Clocks(1000, 2600, 0x8), Clocks(1980, 2600, 0), iter(range(10**6))
-    device.states = (hot if next(turns) in (3, 30) else cool for _ in iter(int, 1))
+    device.states = (hot if next(turns) in (9, 36) else cool for _ in iter(int, 1))
     found = run(device, {"a": honest(device), "b": honest(device, 7e-6)}, rounds=20)
     counts = {len(result.samples) for result in found.results.values()}
     assert counts == {16}
