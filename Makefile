@@ -19,6 +19,8 @@ MODEL ?= smollm2-135m-instruct
 PROMPT ?= Explain in two sentences why the sky is blue.
 RESULTS ?= benchmarks/results
 PYTEST_ARGS ?=
+# Test processes side by side, each on its share of the CPUs.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 4 ? n : 4)))
 BENCH_ARGS ?=
 # Modules of benchmarks/kernels that declare a sweep.
 KERNEL_BENCHES ?= $(basename $(notdir $(shell grep -l '^@benchmark' benchmarks/kernels/*.py)))
@@ -44,7 +46,7 @@ TEST := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-dev,bench
 endif
 
-.PHONY: help run test test-floor test-interpreter test-compiles test-gpu test-gpu-here lint bench docs ext clean python FORCE
+.PHONY: help run test records test-floor test-interpreter test-compiles test-gpu test-gpu-here lint bench docs ext clean python FORCE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,13 +57,13 @@ run: $(BASE) ## make the environment, fetch the default model, and let it speak
 test: test-floor test-compiles test-interpreter ## every test that this machine can run
 
 test-floor: $(TEST)
-	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -m "not compiles" $(PYTEST_ARGS)
+	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -n $(WORKERS) -m "not compiles" $(PYTEST_ARGS)
 
 test-compiles: $(TEST)
-	$(PY) -m pytest -m compiles tests/kernels $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) -m compiles tests/kernels $(PYTEST_ARGS)
 
 test-interpreter: $(TEST)
-	TRITON_INTERPRET=1 $(PY) -m pytest -m interpreter tests/kernels $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(PY) -m pytest -n $(WORKERS) -m interpreter tests/kernels $(PYTEST_ARGS)
 
 # Where no environment exists yet and the interpreter at hand already has all that the tests need, that one is used.
 GPU_READY := import torch, pytest, pytest_timeout, hypothesis, numpy, tokenizers, jinja2, typer, rich; \
@@ -88,6 +90,13 @@ bench: $(BENCH) ## every benchmark, each to its file in $(RESULTS); BENCH_ARGS=-
 	$(PY) -m benchmarks.dispatch --results "$(RESULTS)" $(BENCH_ARGS)
 	$(PY) -m benchmarks.smollm2_cpu --results "$(RESULTS)" $(BENCH_ARGS)
 	@for op in $(KERNEL_BENCHES); do $(PY) -m "benchmarks.kernels.$$op" --out "$(RESULTS)/kernels" $(BENCH_ARGS); done
+
+# A richer CPU stands for the poorer ones too: torch's own variables limit its kernels, and ours follow them.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+AVX512 := ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI
+records: $(TEST) ## prove every row for every class of CPU that this one can stand for; the proofs ship
+	for limits in "$(AVX2)" "$(AVX512)" ""; do \
+		env $$limits $(PY) -m rapid_llm.cli kernels verify --device cpu --stale --write shipped; done
 
 docs: $(BASE) ## write the pages that are generated from the declarations
 	$(PY) docs/generate.py

@@ -9,7 +9,8 @@ from functools import cache
 
 @dataclass(frozen=True, slots=True)
 class CPUInfo:
-    """model: as the kernel names it. isa: the vector extensions that matter here. physical_cores, affinity: counts.
+    """model: as the kernel names it. isa: the vector extensions that matter here, without those that torch's own
+    variables (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA) rule out. physical_cores, affinity: counts.
     quota: CPUs' worth of time that the control group grants, None where it grants all."""
 
     model: str
@@ -28,6 +29,14 @@ class DeviceInfo:
     name: str
     sm: int | None
 
+
+_LIMITS = (
+    ("ATEN_CPU_CAPABILITY", ("avx2",), ("avx512", "amx")),
+    ("ATEN_CPU_CAPABILITY", ("default",), ("avx", "fma", "f16c", "amx")),
+    ("ONEDNN_MAX_CPU_ISA", ("avx2", "avx2_vnni", "avx2_vnni_2"), ("avx512", "amx")),
+    ("ONEDNN_MAX_CPU_ISA", ("avx512_core", "avx512_core_vnni"), ("avx512_bf16", "amx")),
+)
+"""torch's own variables, the values by which they limit its kernels, and the extensions that are then as if absent."""
 
 _ISA = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
@@ -56,10 +65,20 @@ def cpu_info() -> CPUInfo:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     return CPUInfo(
         model=model,
-        isa=tuple(i for i in _ISA if i in flags),
+        isa=tuple(i for i in _ISA if i in flags and not i.startswith(_withheld())),
         physical_cores=len(cores) or os.cpu_count() or 1,
         affinity=affinity,
         quota=_quota(),
+    )
+
+
+def _withheld() -> tuple[str, ...]:
+    """Beginnings of the names of extensions that torch was told not to use, and that nothing else here uses then."""
+    return tuple(
+        name
+        for variable, values, names in _LIMITS
+        if os.environ.get(variable, "").strip().lower() in values
+        for name in names
     )
 
 
