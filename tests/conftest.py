@@ -35,8 +35,20 @@ def pytest_configure(config: pytest.Config) -> None:
         if name.startswith("RAPID_LLM_") and not name.startswith("RAPID_LLM_TEST_") and name not in _KEEP:
             del os.environ[name]
             warnings.warn(f"{name} is unset for the tests", stacklevel=1)
-    if path := config.getoption("--result-file"):
+    _stay_on_own_cpus(config)
+    if (path := config.getoption("--result-file")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SessionRecord(Path(path)), "session-record")
+
+
+def _stay_on_own_cpus(config: pytest.Config) -> None:
+    """One of several workers (pytest-xdist) keeps to its share of the CPUs: threads of two that spin for each other's
+    would take many times as long."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or not hasattr(os, "sched_setaffinity"):
+        return
+    cpus = sorted(os.sched_getaffinity(0))
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    os.sched_setaffinity(0, cpus[number * len(cpus) // count : (number + 1) * len(cpus) // count] or cpus)
 
 
 @pytest.hookimpl(wrapper=True)
