@@ -1,0 +1,105 @@
+"""What `scale` costs on each compiled path: to build from nothing, to load when built, and to call.
+
+`python -m benchmarks.compiled_paths`, on a machine with an NVIDIA GPU. Builds and loads are first calls, result and
+all, in fresh processes in which torch has been loaded and CUDA initialised; a build from nothing begins with an empty
+cache directory, so it includes the look at the toolchain. Calls are host time, `out` given, of a bound handle.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from rapid_llm.bench import Figure, Run, bench_host, summarise
+from rapid_llm.bench.errors import BenchError
+
+from . import common
+
+MODULE = "benchmarks.compiled_paths"
+SIZE = 4096
+
+# Run in a fresh process: nanoseconds of the row's first call.
+FIRST_CALL = """
+import sys, torch
+from rapid_llm.bench import first_call
+from rapid_llm.kernels.registry import get_row, probes
+x = torch.ones(4096, dtype=torch.float16, device="cuda")
+out = torch.empty_like(x)
+torch.cuda.synchronize()
+def call():
+    probes.load(get_row(sys.argv[1]).target)(x, 0.5, out)
+    torch.cuda.synchronize()
+import rapid_llm.kernels
+spent = first_call(call)
+assert torch.equal(out, x * 0.5)
+print(spent)
+"""
+
+LIMITS = {"jit/scale": (6.0, 0.05), "nvrtc/scale": (0.3, 0.05), "aot/scale": (None, 0.05)}
+"""Seconds from nothing and when built, at most."""
+
+CALLS = {"jit/scale": 5.0, "aot/scale": 5.0, "nvrtc/scale": None}
+"""Microseconds of a bound call, at most."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = common.parser(MODULE, "Compiled paths: build, load and call.").parse_args(arguments)
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("compiled_paths: needs an NVIDIA GPU, and torch sees none")
+    run = common.start("compiled_paths", MODULE, options)
+    for row, (cold, warm) in LIMITS.items():
+        first_calls(run, row, cold, warm, 1 if options.quick else 3)
+    calls(run, 10 if options.quick else 40)
+    return common.finish(run, "scale on each compiled path", options)
+
+
+def first_calls(run: Run, row: str, cold: float | None, warm: float, runs: int) -> None:
+    """From nothing, each time with a cache of its own, and built, with the last of these caches."""
+    fresh, built = [], []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as cache:
+            fresh.append(first_call_s(row, cache))
+            built.append(first_call_s(row, cache))
+    if not row.startswith("aot/"):  # which is built beforehand
+        spent = summarise(fresh)
+        run.add(Figure(f"{row}, first call from nothing", spent.median, "s", at_most=cold, detail=spent.json()))
+    spent = summarise(built)
+    run.add(Figure(f"{row}, first call when built", spent.median, "s", at_most=warm, detail=spent.json()))
+
+
+def first_call_s(row: str, cache: str) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL, row],
+        env={**os.environ, "RAPID_LLM_CACHE_DIR": cache},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise BenchError(f"{row}: {done.stderr.strip()[-2000:]}")
+    return int(done.stdout) / 1e9
+
+
+def calls(run: Run, blocks: int) -> None:
+    """Bound handles against torch's own product, in one process; each block is short enough for the GPU to keep up."""
+    import torch
+
+    from rapid_llm.kernels import dispatch
+
+    x = torch.ones(SIZE, dtype=torch.float16, device="cuda")
+    out = torch.empty_like(x)
+    for row, limit in CALLS.items():
+        bound = dispatch("scale", x, 0.5, backend=row)
+        bound(x, 0.5, out)
+        found = bench_host(bound, args=(x, 0.5, out), blocks=blocks, block_seconds=0.002)
+        run.add(Figure(f"{row}, bound call", found.ns / 1e3, "us", at_most=limit, detail=found.json()))
+        torch.cuda.synchronize()
+    found = bench_host(torch.mul, args=(x, 0.5), kwargs={"out": out}, blocks=blocks, block_seconds=0.002)
+    run.add(Figure("torch.mul with out=", found.ns / 1e3, "us", detail=found.json()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
