@@ -13,7 +13,7 @@ from rapid_llm.bench.previous import SCHEMA, compared, load
 from rapid_llm.bench.results import RESULTS
 from rapid_llm.bench.rows import ROUNDS
 from rapid_llm.bench.sweep import Benchmark, CaseResult, environment
-from rapid_llm.bench.tables import environment_text, print_case, print_missing
+from rapid_llm.bench.tables import environment_text, print_case, print_missing, print_sweep
 from rapid_llm.kernels import registry
 
 
@@ -58,6 +58,7 @@ def main(sweep: Benchmark, arguments: list[str] | None = None) -> int:
     for case in sweep.run(device, quick=options.quick, only=only, **settings):
         print_case(case, sweep.line_arg, console)
         cases.append(case)
+    print_sweep(cases, console)
     print_missing(cases, console)
     path = write_json(_path(sweep, options), _record(sweep, run, options, facts, cases))
     console.print(f"written to {path}")

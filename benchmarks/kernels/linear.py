@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rapid_llm.bench.sweep import arms_of, benchmark, parametrize
+from rapid_llm.bench.sweep import SkipCaseError, arms_of, benchmark, parametrize
 
 from .driver import main
-from .peers import compiled
+from .peers import compiled, plain
 from .values import normal
 
 SHAPES = {
@@ -24,19 +24,16 @@ SHAPES = {
 def torch_linear(input: Any, weight: Any, bias: Any = None, scheme: str = "unquantized") -> Any:
     import torch
 
+    if scheme != "unquantized":
+        raise TypeError(f"torch multiplies dense weights, not {scheme}")
     return torch.nn.functional.linear(input, weight, bias)
 
 
-def dense(fn: Any) -> Any:
-    """torch has no kernel for GGUF's formats, so it takes part where the weight is dense."""
-    return lambda: fn
-
-
-PEERS = {"torch": dense(torch_linear), "torch.compile": compiled(torch_linear)}
+PEERS = {"torch": plain(torch_linear), "torch.compile": compiled(torch_linear)}
 
 
 @parametrize("dtype", full=("fp32", "fp16", "bf16"), quick=("bf16",))
-@parametrize("scheme", full=("unquantized", "q8_0", "q4_0"), quick=("unquantized",))
+@parametrize("scheme", full=("unquantized", "q8_0", "q4_0", "fp8_block128"), quick=("unquantized",))
 @parametrize("shape", full=tuple(SHAPES), quick=("llama3-8b qkv",))
 @parametrize("tokens", full=(1, 8, 64, 512, 4096), quick=(1, 512))
 @benchmark("row", arms=arms_of("linear", PEERS))
@@ -44,6 +41,8 @@ def linear(g: Any, dtype: str, scheme: str, shape: str, tokens: int) -> dict[str
     from rapid_llm.verify.formats import random_blocks
 
     outputs, inputs = SHAPES[shape]
+    if scheme == "fp8_block128" and inputs % 128:
+        raise SkipCaseError(f"fp8_block128 takes multiples of 128 inputs, not {inputs}")
     weight = normal(g, (outputs, inputs), dtype, 0.05)
     if scheme != "unquantized":
         weight = random_blocks(g, outputs, inputs, scheme)

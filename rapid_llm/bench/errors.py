@@ -39,6 +39,12 @@ class NoCheckError(BenchError):
     code = "no_check"
 
 
+class CallFailedError(BenchError):
+    """The function raised."""
+
+    code = "raised"
+
+
 class WrongResultError(BenchError):
     """A call's result is wrong, before or after the timed calls."""
 

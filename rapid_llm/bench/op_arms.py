@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rapid_llm.kernels import registry
@@ -50,6 +50,9 @@ def op_arms(
     mutated = tuple(names.index(name) for name in op.parsed.mutated)
     out = empty_out(op, given)
     chosen = _dispatch(op, arguments).spec.name
+    work = work_of(registry.probes.load(op.work)(**given))
+    if str(given.get("scheme", "")).startswith("fp8"):
+        work = replace(work, dtype="fp8_e4m3")  # such rows may multiply as fast as that
     checks: dict[tuple[str, ...], Check] = {}
     arms, missing = [], {}
     for row in registry.rows(op_id):
@@ -73,7 +76,7 @@ def op_arms(
             arms.append(RowArm(name, fn, given_out, mutated, check=plain))
         except ImportError as error:
             missing[name] = str(error)
-    return OpArms(op, arguments, arms, chosen, work_of(registry.probes.load(op.work)(**given)), missing)
+    return OpArms(op, arguments, arms, chosen, work, missing)
 
 
 def empty_out(op: OpSpec, values: Mapping[str, Any]) -> Any:

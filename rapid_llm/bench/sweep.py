@@ -26,6 +26,10 @@ from .rows import ROUNDS, RowComparison, compare
 from .storages import rebuild
 
 
+class SkipCaseError(Exception):
+    """Raised by a benchmark's function for a combination of parameters that its op does not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A name and its values: all, and the few of a quick run."""
@@ -132,7 +136,11 @@ class Benchmark:
         only: Sequence[str] = (),
         cold: bool = True,
     ) -> CaseResult:
-        found = op_arms(self.op, self.values(case, device), self.arms.peers, self.arms.roundings)
+        try:
+            values = self.values(case, device)
+        except SkipCaseError as reason:
+            return CaseResult(case, None, "", {}, str(reason), "skipped")
+        found = op_arms(self.op, values, self.arms.peers, self.arms.roundings)
         arms = [arm for arm in found.arms if not only or arm.name in only or arm.name == found.chosen]
         positional = [value for key, value in found.arguments.items() if isinstance(key, int)]
         named = {key: value for key, value in found.arguments.items() if isinstance(key, str)}

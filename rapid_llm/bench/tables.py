@@ -39,9 +39,11 @@ def print_case(case: CaseResult, line_arg: str, console: Console) -> None:
             " ".join(flags(result)),
         )
     console.print(table)
-    control = comparison.control
+    control, floor = comparison.control, max(r.floor_seconds for r in comparison.results.values())
     console.print(
-        f"  the baseline over itself: {control.median:.3f} ({control.low:.3f} to {control.high:.3f})", style="dim"
+        f"  the baseline over itself: {control.median:.3f} ({control.low:.3f} to {control.high:.3f}); "
+        f"a call that does nothing: {seconds_text(floor)}",
+        style="dim",
     )
     for name, notes in case.notes.items():
         console.print(f"  {name}: note: {'; '.join(notes)}", style="dim", markup=False, soft_wrap=True)
@@ -71,6 +73,27 @@ def flags(result: KernelResult) -> list[str]:
     if result.graph is False and result.launches_a_call is None and "cuda" in result.device:
         words.append("queued")
     return words
+
+
+def print_sweep(cases: list[CaseResult], console: Console) -> None:
+    """All cases at a glance: a row each, a column an arm, the fastest in green; for sweeps of several cases."""
+    from rich.table import Table
+
+    measured = [case for case in cases if case.comparison]
+    if len(measured) < 2:
+        return
+    names = list(dict.fromkeys(name for case in measured if case.comparison for name in case.comparison.results))
+    table = Table(title="median time of a call", title_justify="left")
+    table.add_column("case")
+    for name in names:
+        table.add_column(name, justify="right")
+    for case in measured:
+        found = {n: r.seconds.median for n, r in case.comparison.results.items()} if case.comparison else {}
+        best = min(found.values())
+        cells = [seconds_text(found[n]) if n in found else "" for n in names]
+        marked = [f"[green]{text}[/]" if found.get(n) == best else text for n, text in zip(names, cells, strict=True)]
+        table.add_row(case.title, *marked)
+    console.print(table)
 
 
 def print_missing(cases: list[CaseResult], console: Console) -> None:

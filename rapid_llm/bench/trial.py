@@ -15,6 +15,7 @@ from typing import Any, Final
 from .calibration import floor
 from .device import Block, Call, Clocks, Device
 from .errors import (
+    CallFailedError,
     HostBoundError,
     LeakedWorkError,
     NoCheckError,
@@ -96,8 +97,11 @@ class Trial:
         self._refill(0)
         self._make_outs(len(self.rotation.copies))
         calls = self._calls(range(VARIANTS))
-        results = [made() for made in calls]
-        self.device.settle()
+        try:
+            results = [made() for made in calls]
+            self.device.settle()
+        except Exception as error:
+            raise CallFailedError(f"{self.arm.name}: raised {type(error).__name__}: {error}") from error
         for index, result in enumerate(results):
             self._refuse_wrong(index, result, "before timing")
         self.rotation.refuse_changed(self.arm.name)

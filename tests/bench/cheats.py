@@ -330,3 +330,11 @@ def is_an_object_with_a_tensor(device: FakeDevice) -> Callable[..., Any]:
 @cheat(e.HiddenInputError)
 def reads_a_global_tensor(device: FakeDevice) -> Callable[..., Any]:
     return lambda x, out: device.launch(TOOK, lambda: torch.mul(x, FACTOR * HELD[0], out=out))
+
+
+@cheat(e.CallFailedError)
+def raises(device: FakeDevice) -> Callable[..., Any]:
+    def fn(x: torch.Tensor, out: torch.Tensor) -> None:
+        raise TypeError("does not take that")
+
+    return fn

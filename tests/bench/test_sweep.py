@@ -21,7 +21,7 @@ from rapid_llm.bench.op_arms import op_arms
 from rapid_llm.bench.plots import bar, plot_sweep, print_roofline
 from rapid_llm.bench.previous import compared, load
 from rapid_llm.bench.sweep import Benchmark, CaseResult, arms_of, benchmark, parametrize
-from rapid_llm.bench.tables import print_case, print_missing
+from rapid_llm.bench.tables import print_case, print_missing, print_sweep
 from rapid_llm.kernels.registry import ops
 from tests.bench.cheats import honest
 from tests.bench.fake_device import FakeDevice
@@ -120,6 +120,15 @@ def test_declarations() -> None:
         parametrize("c", full=(1,), quick=(1,))(lambda g: {})  # type: ignore[arg-type]
 
 
+def test_combinations_that_do_not_exist_are_skipped() -> None:
+    """Catches: a sweep that ends at the first combination which its op does not have."""
+    found = declared()["linear"].run_case(
+        {"tokens": 1, "shape": "smollm2-135m qkv", "scheme": "fp8_block128", "dtype": "bf16"}, "cpu"
+    )
+    assert found.code == "skipped"
+    assert "576" in found.json()["failure"]["reason"]
+
+
 def test_tables_name_rows_verdicts_and_reasons() -> None:
     """Catches B30: a table that hides a refusal, the floor or the label."""
     device = FakeDevice()
@@ -130,7 +139,10 @@ def test_tables_name_rows_verdicts_and_reasons() -> None:
     )
     for words in ("one/scale *", "FAST", "cold", "GB/s", "too_fast", "the baseline over itself", "no GPU here"):
         assert words in text, words
+    assert "a call that does nothing: 1 us" in text
     assert "refused (degenerate_input): cannot be varied" in text
+    assert "8 us" in shown(lambda c: print_sweep([one, one, failed], c))
+    assert shown(lambda c: print_sweep([one, failed], c)) == ""
 
 
 def test_pictures(tmp_path: Path) -> None:
