@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from .app_author import author
 from .app_cache import cache
+from .app_tune import tune
 from .declare import Json
 from .declare import example as _example
 from .declare import group as _group
@@ -23,6 +25,7 @@ app = _group("LLM inference in which every operator is a declared, verified and 
 kernels = _group("Implementations of each operator: which there are, which runs.")
 models = _group("Models: list, fetch, look into a file.")
 author(kernels)
+tune(kernels)
 app.add_typer(kernels, name="kernels")
 app.add_typer(models, name="models")
 app.add_typer(cache, name="cache")
@@ -285,6 +288,9 @@ def kernels_verify(
         int | None, typer.Option(help="Processes; 0 is this one. Default: what this machine grants.")
     ] = None,
     limit: Annotated[float, typer.Option(help="Seconds after which a row is taken to hang.")] = 300.0,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Make one saved call again, and nothing else.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Prove rows on this machine: every case against a float64 oracle, under derived bounds.
@@ -292,8 +298,11 @@ def kernels_verify(
     A proof holds until the row's source changes, and lets dispatch choose the row. Exits with 1 if a row is wrong or
     not proven, or if nothing was.
     """
-    from .kernels_verify import verify
+    from .kernels_verify import replay_file, verify
 
+    if replay is not None:
+        replay_file(replay, device=device, json=json)
+        return
     verify(
         names or [],
         device=device,

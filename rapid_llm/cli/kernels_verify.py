@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -54,6 +55,24 @@ def verify(
         if path is not None:
             print(f"{proofs} proofs written to {path}")
     if not run.ok:
+        raise typer.Exit(BAD)
+
+
+def replay_file(path: Path, *, device: str | None, json: bool) -> None:
+    """Make a saved call again; status 1 if it is still wrong."""
+    from dataclasses import asdict
+
+    from rapid_llm.verify.replay import load, replay
+
+    with usage():
+        saved = load(path)
+    report = replay(saved, device)
+    if json:
+        print_json({**asdict(report), "ok": report.ok, "saved": saved.failure})
+    else:
+        print(f"saved: {saved.failure}")
+        print(f"now: {report}")
+    if not report.ok:
         raise typer.Exit(BAD)
 
 

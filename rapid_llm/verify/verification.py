@@ -19,7 +19,7 @@ import torch
 
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.registry import KernelSpec, evidence, plugins, records
-from rapid_llm.kernels.registry.digest import Source, source_of
+from rapid_llm.kernels.registry.digest import source_of
 from rapid_llm.kernels.registry.facts import Facts
 from rapid_llm.verify import mutants, pool, proving
 from rapid_llm.verify.conformance import unavailable, variants
@@ -51,7 +51,7 @@ class Verification:
     skips: list[Skip] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     scores: dict[tuple[object, ...], Outcome] = field(default_factory=dict)
-    sources: dict[str, Source | None] = field(default_factory=dict)
+    sources: dict[str, records.Source | None] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property

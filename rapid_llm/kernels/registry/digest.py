@@ -22,7 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from .records import Source
 from .spec import KernelSpec, OpSpec
+
+__all__ = ["Source", "raw_of", "serialise", "source_of"]
 
 _KERNELS: Final = "rapid_llm.kernels"
 _NOT_FOLLOWED: Final = (
@@ -41,17 +44,6 @@ _FLAGS: Final = {
 _SOURCE: Final = re.compile(r"[\w./-]+\.(cu|cuh|cpp|cc|h|hpp)")
 _INCLUDE: Final = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _SKIPPED: Final = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What a row is made of. files: names relative to the folder that holds the package. digest: of what they mean.
-    extension: the same for sources outside of the package, which an installed package lacks; "" if there are none."""
-
-    digest: str
-    raw: str
-    files: tuple[str, ...]
-    extension: str = ""
 
 
 def source_of(row: KernelSpec, op: OpSpec) -> Source | None:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from rapid_llm import settings
 from rapid_llm.platform import device_info
 
+from . import canary, overrides, plugins, probes, ranking, registry, trace
 from . import facts as _facts
-from . import overrides, plugins, probes, ranking, registry, trace
 from .capture import capturing
 from .errors import (
     ArgumentError,
@@ -182,7 +182,7 @@ def settle(found: Facts, forced: Forced | None) -> Decision:
         with _lock:
             unready: dict[str, NotReadyError] = {}
             decision = _decide(found, forced, unready)
-            while not make_ready(decision.row, found, unready):
+            while not (make_ready(decision.row, found, unready) and _sound(decision, unready)):
                 decision = _decide(found, forced, unready)
             if decision.lasting:
                 if len(_decisions) >= MAX_CACHED:
@@ -217,6 +217,17 @@ def make_ready(row: KernelSpec, found: Facts, unready: dict[str, NotReadyError])
             _break(row, f"{type(error).__name__}: {error}")
         return False
     return True
+
+
+def _sound(decision: Decision, unready: dict[str, NotReadyError]) -> bool:
+    """Whether the row is right on this machine, as far as a few small calls tell; one that is named is not asked."""
+    if decision.forced is not None:
+        return True
+    try:
+        return canary.sound(decision.row, decision.facts)
+    except NotReadyError as error:
+        unready[decision.row.name] = error
+        return False
 
 
 def _break(row: KernelSpec, text: str) -> None:

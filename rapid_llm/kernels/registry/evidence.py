@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from . import digest, records, registry
+from . import records, registry
 from .facts import Facts
 from .records import Proof, Record
 from .spec import KernelSpec
@@ -168,6 +168,8 @@ def _moved(spec: KernelSpec, layer: str, kept: Record) -> str:
 
 
 def _compare(spec: KernelSpec, kept: Record) -> str:
+    from . import digest  # here, because few processes ever need it
+
     op = registry.get_op(spec.op)
     if digest.raw_of(spec, op, kept.source.files) == kept.source.raw:
         return ""

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from rapid_llm import settings
 from rapid_llm.platform import cpu_info, device_info
 
-from .digest import Source
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -38,6 +36,17 @@ _LEVELS: Final = (
 
 _lock: Final = threading.RLock()
 _tables: Final[dict[tuple[str, str], dict[str, Record]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a row is made of. files: names relative to the folder that holds the package. digest: of what they mean.
+    extension: the same for sources outside of the package, which an installed package lacks; "" if there are none."""
+
+    digest: str
+    raw: str
+    files: tuple[str, ...]
+    extension: str = ""
 
 
 @dataclass(frozen=True, slots=True)

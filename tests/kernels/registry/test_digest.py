@@ -11,6 +11,7 @@ import pytest
 
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.registry import KernelSpec, digest
+from rapid_llm.kernels.registry.records import Source
 from tests import scratch
 
 ROWS = '''
@@ -52,7 +53,7 @@ class Package:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
-    def source(self, name: str, **changes: object) -> digest.Source:
+    def source(self, name: str, **changes: object) -> Source:
         found = digest.source_of(self.row(name, **changes), scratch.op_spec())
         assert found is not None
         return found
