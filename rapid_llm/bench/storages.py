@@ -6,12 +6,17 @@ that is measured.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 Arguments = dict[int | str, Any]
 """Arguments of a call: positional ones under 0, 1, ..., keywords under their names."""
+
+
+BLOCK_ROWS: Final = 128
 
 
 def bind(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Arguments:
@@ -27,7 +32,7 @@ def call(fn: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:
 
 
 def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every tensor in `value`, within tuples, lists and dicts too, with a name for messages."""
+    """Every tensor in `value`, within tuples, lists, dicts and dataclasses too, with a name for messages."""
     if is_tensor(value):
         yield name, value
     elif isinstance(value, Mapping):
@@ -38,6 +43,9 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             yield from tensors(item, f"{name}[{index}]")
+    elif is_dataclass(value) and not isinstance(value, type):
+        for part in fields(value):
+            yield from tensors(getattr(value, part.name), f"{name}.{part.name}")
 
 
 def is_tensor(value: Any) -> bool:
@@ -66,7 +74,7 @@ def copy_arguments(arguments: Arguments) -> Arguments:
     """The same call on fresh memory: every storage copied once, every tensor a view of its copy."""
     made: dict[int, Any] = {}
 
-    def copy(tensor: Any) -> Any:
+    def fresh_view(tensor: Any) -> Any:
         import torch
 
         key = storage_key(tensor)
@@ -75,7 +83,7 @@ def copy_arguments(arguments: Arguments) -> Arguments:
         fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return fresh.set_(made[key], tensor.storage_offset(), tensor.size(), tensor.stride())
 
-    return {key: rebuild(value, copy) for key, value in arguments.items()}
+    return {key: rebuild(value, fresh_view) for key, value in arguments.items()}
 
 
 def rebuild(value: Any, each: Callable[[Any], Any]) -> Any:
@@ -88,7 +96,26 @@ def rebuild(value: Any, each: Callable[[Any], Any]) -> Any:
         return type(value)(*(rebuild(item, each) for item in value))
     if isinstance(value, (tuple, list)):
         return type(value)(rebuild(item, each) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for part in fields(value):
+            object.__setattr__(made, part.name, rebuild(getattr(value, part.name), each))
+        return made
     return value
+
+
+def opaque(value: Any) -> str:
+    """The type of anything in `value` that may hold memory which cannot be copied; empty if there is none."""
+    if value is None or is_tensor(value) or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return ""
+    if isinstance(value, Mapping):
+        return next((found for item in value.values() if (found := opaque(item))), "")
+    if isinstance(value, (tuple, list)):
+        return next((found for item in value if (found := opaque(item))), "")
+    if is_dataclass(value) and not isinstance(value, type):
+        return next((found for part in fields(value) if (found := opaque(getattr(value, part.name)))), "")
+    name = type(value).__name__
+    return "" if name in ("dtype", "device", "layout", "memory_format") else name
 
 
 def storage_pairs(target: Any, source: Any, skip: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any, Any]]:
@@ -113,7 +140,8 @@ def vary(arguments: Arguments, step: int) -> bool:
     """Roll the rows of every tensor of numbers by `step`, in place; whether anything changed.
 
     Indices (int32, int64, bool) stay: they must fit each other. Rows of bytes are moved whole, for they may be blocks
-    of a quantised format. What overlaps itself (stride 0) stays too.
+    of a quantised format, and by `BLOCK_ROWS` where that goes, for such formats may share a scale among them. What
+    overlaps itself (stride 0) stays too.
     """
     import torch
 
@@ -129,7 +157,8 @@ def vary(arguments: Arguments, step: int) -> bool:
         if dim is None:
             continue
         bits = _as_integers(tensor)
-        rolled = bits.roll(step % tensor.shape[dim], dim)
+        block = BLOCK_ROWS if whole and tensor.shape[dim] % BLOCK_ROWS == 0 and tensor.shape[dim] > BLOCK_ROWS else 1
+        rolled = bits.roll(step * block % tensor.shape[dim], dim)
         changed = changed or not torch.equal(rolled, bits)
         bits.copy_(rolled)
     return changed

@@ -15,7 +15,9 @@ from typing import Any, Final
 from .calibration import floor
 from .device import Block, Call, Clocks, Device
 from .errors import (
+    BenchError,
     CallFailedError,
+    HiddenInputError,
     HostBoundError,
     LeakedWorkError,
     NoCheckError,
@@ -27,7 +29,7 @@ from .errors import (
 )
 from .inputs import refuse_degenerate, refuse_hidden
 from .rotation import VARIANTS, Plan, Rotation
-from .storages import Arguments, call, is_tensor, poison, poisoned, storage_key, tensors
+from .storages import Arguments, call, is_tensor, opaque, poison, poisoned, storage_key, tensors
 
 Judge = Callable[[Any], str | None]
 """Of a result: what is wrong with it, or None."""
@@ -301,7 +303,15 @@ def prepare(
         raise ValueError(f"{arm.name}: mutated={missing[0]!r} is no argument; arguments: {list(arguments)}")
     if rotation is None:
         refuse_degenerate(arguments, arm.name)
-        rotation = Rotation(arguments, arm.mutated, arm.adapt)
+        try:
+            rotation = Rotation(arguments, arm.mutated, arm.adapt)
+        except BenchError:
+            raise
+        except Exception as error:
+            raise CallFailedError(f"{arm.name}: packing raised {type(error).__name__}: {error}") from error
+        held = opaque(rotation.sources[0])
+        if held:
+            raise HiddenInputError(f"{arm.name}: an argument holds a {held}, whose memory cannot be rotated")
     if not any(is_tensor(t) for _, t in tensors(rotation.sources[0])):
         raise NoCheckError(f"{arm.name}: no argument is a tensor, so nothing can be rotated or checked")
     if check not in rotation.judges:

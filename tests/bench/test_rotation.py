@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rapid_llm.bench import against, bench, bench_stateful
 from rapid_llm.bench.errors import ChangedInputError, DegenerateInputError
 from rapid_llm.bench.peaks import peaks_of
 from rapid_llm.bench.rotation import CACHE_MULTIPLE, Rotation, plan, reuse_bytes
-from rapid_llm.bench.storages import bind, copy_arguments, poison, poisoned, unique_bytes, vary
+from rapid_llm.bench.storages import bind, copy_arguments, opaque, poison, poisoned, unique_bytes, vary
 from rapid_llm.bench.work import Work, amount_text, rate, seconds_text, work_of
 from rapid_llm.verify.work import Work as OpWork
 from tests.bench.cheats import FACTOR, MOVED, SIZE, honest
@@ -154,6 +155,42 @@ def test_rows_of_bytes_move_whole() -> None:
     moved = weight.clone()
     assert vary(bind((moved,)), 1)
     assert torch.equal(moved, weight.roll(1, 0))
+
+
+@dataclass(frozen=True)
+class Packed:
+    codes: torch.Tensor
+    scale: torch.Tensor
+    width: int
+
+
+def test_packed_weights_are_rotated_too() -> None:
+    """Catches: a packed weight in a class of its own, of which every copy reads the same memory."""
+    weight = torch.randn(6, 4)
+    rotation = Rotation(bind((weight,)), adapt=lambda values: {0: Packed(values[0] * 2, values[0][:1], 4)})
+    rotation.allocate(3)
+    packed = [copy[0] for copy in rotation.copies]
+    assert len({p.codes.data_ptr() for p in packed}) == 3
+    assert all(p.width == 4 for p in packed)
+    assert torch.equal(packed[1].codes, rotation.masters[1][0] * 2)
+    rotation.refill(1)
+    assert torch.equal(packed[1].codes, rotation.masters[2][0] * 2)
+    assert unique_bytes(packed[0]) == 2 * 6 * 4 * 4  # the slice keeps its whole storage
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    """Catches: a library's own object, shared by all copies."""
+    assert opaque([torch.ones(2), torch.float16, None, 1, "x", {"a": (2.0,)}, torch.device("cpu")]) == ""
+    assert opaque([{"a": torch.Generator()}]) == "Generator"
+    assert opaque(Packed(torch.ones(1), object(), 1)) == "object"  # type: ignore[arg-type]
+
+
+def test_rows_that_share_a_scale_stay_together() -> None:
+    """Catches: blocks of 128 rows shifted against their scales."""
+    weight = torch.randint(0, 255, (512, 16), dtype=torch.uint8)
+    moved = weight.clone()
+    assert vary(bind((moved,)), 1)
+    assert torch.equal(moved, weight.roll(128, 0))
 
 
 def test_changes_of_inputs_are_found_in_every_copy() -> None:
