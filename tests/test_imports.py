@@ -21,11 +21,12 @@ ALLOWED = {
     "kernels": {"platform", "settings"},
     "verify": {"kernels"},
     "bench": {"kernels"},
+    "tuning": {"bench", "verify"},
     "authoring": {"kernels"},
     "models": {"kernels"},
     "engine": {"models"},
     "server": {"engine"},
-    "cli": {"server", "engine", "bench", "verify", "authoring"},
+    "cli": {"server", "engine", "bench", "verify", "authoring", "tuning"},
 }
 
 FOREIGN = ("torch", "triton", "transformers", "flashinfer")

@@ -72,7 +72,7 @@ def explain_op(
         device=device,
         dtype=dtype,
         scheme=scheme,
-        dims=dict(map(_dim, dims)),
+        dims=dict(map(parse_dim, dims)),
         allow=tuple(allow),
         prepack=prepack,
         backend=backend,
@@ -90,7 +90,8 @@ def _check_device(device: str | None) -> None:
         fail(f"--device {device}: use cpu, cuda or cuda:N", USAGE)
 
 
-def _dim(text: str) -> tuple[str, int]:
+def parse_dim(text: str) -> tuple[str, int]:
+    """`NAME=VALUE`; anything else ends the command."""
     name, equals, value = text.partition("=")
     if not (name and equals and value.isascii() and value.isdigit()):
         fail(f"--dim {text}: use NAME=VALUE with a whole number, such as tokens=1", USAGE)

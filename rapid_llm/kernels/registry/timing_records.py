@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rapid_llm.platform import cpu_info, default_threads
 
 from . import digest, records, registry
-from .digest import Source
 from .errors import UnknownRowError
-from .records import SHIPPED, USER
+from .records import SHIPPED, USER, Source
 from .spec import KernelSpec, OpSpec
 from .timings import Point, Timing, merged, order
 

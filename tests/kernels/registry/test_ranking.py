@@ -14,8 +14,7 @@ import torch
 
 from rapid_llm.kernels.registry import Dim, Shape, codegen, dispatch, dispatcher, explain, get_row, records, registry
 from rapid_llm.kernels.registry import timing_records as store
-from rapid_llm.kernels.registry.digest import Source
-from rapid_llm.kernels.registry.records import SHIPPED, USER
+from rapid_llm.kernels.registry.records import SHIPPED, USER, Source
 from rapid_llm.kernels.registry.timings import Point, Timing, merged, order
 from rapid_llm.platform import DeviceInfo
 from tests import scratch
