@@ -277,6 +277,8 @@ def _flags(trial: Trial, taken: Sequence[Sample], figures: Spread) -> tuple[str,
         flags.append("power-capped")
     if any(s.host_bound for s in taken):
         flags.append("host-bound")
+    if trial.device.kind == "cuda" and not trial.graph:
+        flags.append("queued")
     alone = trial.isolated
     if alone is not None and alone - figures.median > max(OVERLAP * alone, trial.floor_seconds):
         flags.append("overlaps")

@@ -70,8 +70,6 @@ def flags(result: KernelResult) -> list[str]:
     words = [result.label, *result.flags]
     if result.launches_a_call is not None and result.launches_a_call > 1:
         words.append(f"{result.launches_a_call:g} launches")
-    if result.graph is False and result.launches_a_call is None and "cuda" in result.device:
-        words.append("queued")
     return words
 
 

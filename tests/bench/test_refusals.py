@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import cycle, repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,3 +245,29 @@ def test_a_workspace_of_a_row_is_no_hidden_input(monkeypatch: pytest.MonkeyPatch
     refuse_hidden(handle, "native/scale")
     with pytest.raises(e.HiddenInputError, match="_DTYPES"):
         refuse_hidden(native_scale, "mine")
+
+
+def test_calls_that_no_graph_holds_are_labelled() -> None:
+    """Catches: queued calls that read as if a graph had held them."""
+    device = FakeDevice()
+
+    def fn(x: torch.Tensor, out: torch.Tensor) -> None:
+        if device.capture is not None:
+            raise RuntimeError("not within a capture")
+        device.launch(TOOK, lambda: torch.mul(x, FACTOR, out=out))
+
+    result = run(fn, device)
+    assert not result.graph
+    assert "queued" in result.flags
+
+
+def test_every_refusal_is_explained() -> None:
+    """Catches: two refusals of one code, and one that the documents do not name."""
+    kinds, pending = set(), [BenchError]
+    while pending:
+        pending += (found := pending.pop()).__subclasses__()
+        kinds.add(found)
+    codes = [kind.code for kind in kinds if kind is not BenchError]
+    assert len(set(codes)) == len(codes) > 20
+    text = (Path(__file__).resolve().parents[2] / "docs/benchmarks.md").read_text()
+    assert [code for code in codes if f"`{code}`" not in text] == []
