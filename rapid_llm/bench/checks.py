@@ -31,7 +31,8 @@ def against_oracle(op: str | OpSpec, roundings: tuple[str, ...] = ()) -> Check:
         device = next((v.device for v in values.values() if is_tensor(v)), None)
         large = work.flops > ON_DEVICE_FLOPS or unique_bytes(values) > ON_DEVICE_BYTES
         where = device if large and device is not None else "cpu"
-        expected, bounds = _truth(spec, {k: rebuild(v, lambda t: t.to(where, copy=True)) for k, v in values.items()}, roundings)
+        private = {k: rebuild(v, lambda t: t.to(where, copy=True)) for k, v in values.items()}
+        expected, bounds = _truth(spec, private, roundings)
         if hasattr(expected, "allowed"):
             return lambda got: _ids(got, expected)
         wanted = (expected,) if is_tensor(expected) else tuple(expected)
