@@ -25,8 +25,9 @@ ALLOWED = {
     "authoring": {"kernels"},
     "models": {"kernels"},
     "engine": {"models"},
+    "locate": {"engine", "verify"},
     "server": {"engine"},
-    "cli": {"server", "engine", "bench", "verify", "authoring", "tuning"},
+    "cli": {"server", "engine", "bench", "verify", "authoring", "tuning", "locate"},
 }
 
 FOREIGN = ("torch", "triton", "transformers", "flashinfer")

@@ -195,6 +195,7 @@ def diff(
     prompt: Annotated[
         list[str] | None, typer.Option(help="What both read. May be repeated. Default: three texts.")
     ] = None,
+    threads: Threads = None,
     case: Annotated[str, typer.Option(help="Where the worst wrong call goes.")] = "rapid-llm-diff.safetensors",
     plot: Annotated[str | None, typer.Option(help="Draw error by layer to this PNG; needs matplotlib.")] = None,
     replay: Annotated[str | None, typer.Option(help="Run the call of this case file again.")] = None,
@@ -206,7 +207,7 @@ def diff(
     """
     from .diff import run
 
-    run(a=a, b=b, model=model, prompts=prompt or [], case=case, plot=plot, replay=replay, json=json)
+    run(a=a, b=b, model=model, prompts=prompt or [], threads=threads, case=case, plot=plot, replay=replay, json=json)
 
 
 KernelDevice = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Default: a GPU if there is one.")]

@@ -13,13 +13,13 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels import Selected
+from rapid_llm.kernels import Selected, dispatch
 from rapid_llm.kernels.preparation import prepare
 from rapid_llm.kernels.registry.spec import dtype_label
 
 from .attention_metadata import AttentionMetadata, KVCache
 from .config import ModelConfig
-from .op_table import Binder, OpTable, Wrap, buckets, find
+from .op_table import Binder, Choose, OpTable, Wrap, buckets, find
 from .packing import PackedLinear, PackedModel, linear_kinds, pack
 from .quant import UNQUANTIZED
 from .weights import ModelWeights
@@ -103,8 +103,9 @@ class Decoder:
     """A Llama-family decoder bound to one device and dtype.
 
     weights: as `load_weights` gives them for the same device and `activation_dtype(dtype, device)`; the decoder keeps
-    what its rows read, so drop other references to free the rest. page_size: tokens in a page of the cache. Choosing
-    rows and packing weights for them happens here, once; `forward` and `compute_logits` only call.
+    what its rows read, so drop other references to free the rest. page_size: tokens in a page of the cache. choose:
+    binds each op's row; `dispatch`, unless rows are to be compared. Choosing rows and packing weights for them happens
+    here, once; `forward` and `compute_logits` only call.
 
     Raises `ValueError` for an unknown dtype or weights of another dtype, and dispatch's errors where an op has no row.
     """
@@ -117,6 +118,7 @@ class Decoder:
         device: torch.device,
         dtype: str = "auto",
         page_size: int = 16,
+        choose: Choose = dispatch,
     ) -> None:
         self.config = config
         self.device = device
@@ -128,6 +130,7 @@ class Decoder:
             dtype=self.activation_dtype,
             allow_roundings=dtype == "auto" and device.type == "cpu",
             page_size=page_size,
+            choose=choose,
         )
         self._cos_sin = rotary_table(config, weights.rope_factors).to(device)
         ranges = buckets()

@@ -35,6 +35,9 @@ OPS: Final = (
 )
 """Every op that a decoder calls."""
 
+Choose = Callable[..., Selected]
+"""Binds a row as `dispatch(op=..., **facts)` does."""
+
 LinearKey = tuple[str, tuple[int, int], bool]
 """What decides a linear's row beside the token count: scheme, (out_features, in_features), whether it has a bias."""
 
@@ -103,23 +106,31 @@ class Binder:
     """Chooses rows from example arguments of the model's own shapes, strides and dtypes.
 
     device, dtype: of the activations. allow_roundings: accept every intermediate rounding that an op permits, for
-    speed. page_size: tokens in a page of the cache.
+    speed. page_size: tokens in a page of the cache. choose: what binds a key, `dispatch` or a stand-in for it.
     """
 
     def __init__(
-        self, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, allow_roundings: bool, page_size: int
+        self,
+        config: ModelConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        allow_roundings: bool,
+        page_size: int,
+        choose: Choose = dispatch,
     ) -> None:
         self._config = config
         self._device = device
         self._dtype = dtype
         self._allow = allow_roundings
         self._page_size = page_size
+        self._choose = choose
 
     def table(self, bucket: Bucket, embedding: Weight, linears: dict[LinearKey, Weight], cos_sin: Tensor) -> OpTable:
         """Bind every op for `bucket`; `linears` holds one example of each kind of linear layer."""
         calls = self._calls(bucket, embedding, cos_sin)
-        bound = {name: None if key is None else dispatch(**key) for name, key in calls.items()}
-        rows = {kind: dispatch(**self._linear(bucket.low, kind, weight)) for kind, weight in linears.items()}
+        bound = {name: None if key is None else self._choose(**key) for name, key in calls.items()}
+        rows = {kind: self._choose(**self._linear(bucket.low, kind, weight)) for kind, weight in linears.items()}
         return OpTable(bucket=bucket, linears=rows, **bound)  # type: ignore[arg-type]
 
     def keys(
