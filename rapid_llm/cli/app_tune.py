@@ -22,6 +22,13 @@ def tune(kernels: typer.Typer) -> None:
             "rapid-llm kernels bench --row jit/rmsnorm --dim tokens=64 --dim hidden=4096 --watch",
         ),
     )(kernels_bench)
+    kernels.command(
+        "tune",
+        epilog=example(
+            "rapid-llm kernels tune rmsnorm --dim tokens=64 --dim hidden=4096",
+            "rapid-llm kernels tune linear --model llama3-8b --quick --write user",
+        ),
+    )(kernels_tune)
 
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Default: a GPU if there is one.")]
@@ -71,5 +78,46 @@ def kernels_bench(
         minutes=minutes,
         write=write,
         watch=watch,
+        json=json,
+    )
+
+
+@guarded
+def kernels_tune(
+    ops: Annotated[list[str], typer.Argument(metavar="OP ...", help="Ops whose native rows are tuned.")],
+    trace: Annotated[Path | None, typer.Option(help="Tune for the calls of this file of RAPID_LLM_TRACE.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Tune for the calls of a model: a name, a GGUF file.")
+    ] = None,
+    dim: Dim = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="fp32, bf16, ... Default: the device's usual one.")] = None,
+    scheme: Annotated[list[str] | None, typer.Option(help="How weights are quantised. Default: not at all.")] = None,
+    device: Device = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few sizes.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time for each candidate.")] = 1.0,
+    write: Annotated[
+        str, typer.Option(help="user, shipped or a folder: where tiles go. none: they are only shown.")
+    ] = "none",
+    json: Json = False,
+) -> None:
+    """Search better tiles for native Triton kernels, for exactly the shapes given.
+
+    Each candidate is timed in a process of its own against what the kernel does now; one that crashes or is wrong is
+    out. What is faster beyond noise is proven by every case of the op before it is kept. Exits with 1 if no call could
+    be tuned.
+    """
+    from .kernels_tune import tune
+
+    tune(
+        ops,
+        trace=trace,
+        model=model,
+        dims=dim or [],
+        dtypes=dtype or [],
+        schemes=scheme or [],
+        device=device,
+        quick=quick,
+        seconds=seconds,
+        write=write,
         json=json,
     )

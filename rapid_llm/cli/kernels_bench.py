@@ -46,10 +46,8 @@ def bench(
     if watch:
         _watch(selection)
         return
-    if sum((trace is not None, model is not None, bool(dims))) > 1:
-        fail("give one of --trace, --model and --dim", USAGE)
     with usage():
-        calls = _calls(selection, trace, model, dims, dtypes, schemes, where, quick)
+        calls = calls_of(selection, trace, model, dims, dtypes, schemes, where, quick)
         path = session.target(None if write == "none" else write, where)
     if not calls:
         fail("no call to measure: the trace or model makes none of the ops named", USAGE)
@@ -73,7 +71,7 @@ def bench(
         raise typer.Exit(BAD)
 
 
-def _calls(
+def calls_of(
     selection: Selection,
     trace: Path | None,
     model: str | None,
@@ -83,6 +81,9 @@ def _calls(
     device: str,
     quick: bool,
 ) -> list[Call]:
+    """The calls that the options of a command mean; raises `ValueError` where they cannot be read."""
+    if sum((trace is not None, model is not None, bool(dims))) > 1:
+        fail("give one of --trace, --model and --dim", USAGE)
     from rapid_llm.kernels.registry import get_op
     from rapid_llm.kernels.registry.timing_records import dims_of
     from rapid_llm.tuning import shapes

@@ -19,8 +19,8 @@ from rapid_llm.bench.op_arms import OpArms, op_arms
 from rapid_llm.bench.rows import RowComparison, compare
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.registry import dispatcher, evidence, timing_records
-from rapid_llm.kernels.registry.records import Source
 from rapid_llm.kernels.registry.facts import Facts
+from rapid_llm.kernels.registry.records import Source
 from rapid_llm.kernels.registry.timings import Point, Timing
 
 from .calls import Call

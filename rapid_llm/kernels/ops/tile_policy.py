@@ -1,8 +1,9 @@
 """How big a tile each kernel works on: one place that knows the architecture, so no kernel tunes itself at run time.
 
 An op registers its heuristic with `@tiles("op")`, a pure function of the SM version and named integers; its wrapper
-asks `resolve_tiles("op", device, **dims)` and passes the answer to the launch. Answers are memoised and depend on
-nothing but these arguments, so the same call compiles the same kernel in every process and on every rank.
+asks `resolve_tiles("op", device, **dims)` and passes the answer to the launch. On a GPU whose records hold tuned tiles
+for just these dimensions (`rapid-llm kernels tune`), those are the answer. Answers are memoised and depend on nothing
+but these arguments and the records, so the same call compiles the same kernel in every process and on every rank.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Final
 
 import torch
 
+from rapid_llm.kernels.registry import tile_records
+
 ASSUMED_SM: Final = 80
 """The SM version taken where the tensor is on no GPU: the interpreter, and launches recorded for a compile check."""
 
@@ -22,11 +25,14 @@ MEMO_LIMIT: Final = 4096
 
 Tiles = Mapping[str, int]
 Heuristic = Callable[..., Tiles]
+Choose = Callable[[str, Mapping[str, int], Tiles], Tiles]
+"""Of a name, dimensions and the heuristic's answer: the answer to give."""
 
 _heuristics: dict[str, Heuristic] = {}
 _resolved: dict[tuple[object, ...], Tiles] = {}
 _sm_of: dict[torch.device, int] = {}
 _assumed = ASSUMED_SM
+_choose: Choose | None = None
 
 
 def sm_version(device: torch.device | None = None) -> int:
@@ -83,16 +89,47 @@ def resolve_tiles(op: str, device: torch.device | None = None, **dims: int) -> T
     Raises `KeyError` for an op that registered no heuristic, `TypeError` for dimensions that it does not take.
     """
     sm = _sm_of.get(device) or sm_version(device)  # type: ignore[arg-type]
-    key = (op, sm, *dims.items())
+    key = (op, sm, device, *dims.items())
     found = _resolved.get(key)
     if found is None:
         if op not in _heuristics:
             raise KeyError(f"no tile heuristic for {op!r}; registered: {', '.join(sorted(_heuristics)) or 'none'}")
-        found = MappingProxyType(dict(_heuristics[op](sm, **dims)))
+        found = MappingProxyType(dict(_decide(op, sm, device, dims)))
         if len(_resolved) >= MEMO_LIMIT:
             _resolved.clear()
         _resolved[key] = found
     return found
+
+
+def _decide(op: str, sm: int, device: torch.device | None, dims: Mapping[str, int]) -> Tiles:
+    stated = _heuristics[op](sm, **dims)
+    if _choose is not None:
+        return _choose(op, dims, stated)
+    kind, index = ("cpu", None) if device is None else (device.type, device.index)
+    if device is None and torch.cuda.is_available():
+        kind = "cuda"
+    if kind != "cuda":  # records are of what ran on a device, and the tensor is on none
+        return stated
+    tuned = tile_records.find(op, dims, kind, index)
+    return stated if tuned is None or set(tuned.meta) != set(stated) else tuned.meta
+
+
+def forget() -> None:
+    """Ask heuristics and records again."""
+    _resolved.clear()
+
+
+@contextmanager
+def choosing(choose: Choose) -> Iterator[None]:
+    """Within the block `choose` answers, in every thread, instead of the records: for whoever measures tiles."""
+    global _choose
+    previous, _choose = _choose, choose
+    forget()
+    try:
+        yield
+    finally:
+        _choose = previous
+        forget()
 
 
 def next_power_of_2(n: int) -> int:

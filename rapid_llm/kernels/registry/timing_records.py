@@ -109,7 +109,7 @@ def find(facts: Facts) -> Found | None:
         points = known.buckets.get(bucket_key(facts.op, facts.dtype, facts.scheme, dims.items()))
         if points:
             point = min(points, key=lambda p: (_distance(p.dims, dims), sorted(p.dims.items())))
-            rows = {name: t for name, t in point.rows.items() if _holds(name, layer, known.sources)}
+            rows = {name: t for name, t in point.rows.items() if holds(name, layer, known.sources)}
             order = tuple(name for name in point.order if name in rows)
             return Found(point, layer, kind, dict(point.dims) == dims, rows, order)
     return None
@@ -143,7 +143,7 @@ def _distance(one: Mapping[str, int], other: Mapping[str, int]) -> float:
     return sum(abs(math.log2(max(one.get(name, 0), 1) / max(size, 1))) for name, size in other.items())
 
 
-def _holds(name: str, layer: str, sources: Mapping[str, Source]) -> bool:
+def holds(name: str, layer: str, sources: Mapping[str, Source]) -> bool:
     """Whether times of a row are of the row that is registered now, with the source that it has now."""
     if layer == SHIPPED and not registry.is_shipped(name):
         return False  # another package's row of the same name is another row
