@@ -14,23 +14,32 @@ from rapid_llm.verify.ulp import FORMATS, format_of, ulp_error
 SHOWN = 3
 """Wrong elements that a failure lists."""
 
+NORM_LIMIT = 0.9
+"""The largest root mean square of errors, as shares of their bounds, over a row. Independent roundings give 0.58; a
+bias that stays within every element's own bound gives more."""
+
+NORM_COUNT = 64
+"""Errors that a row needs before its norm means anything; half as many must differ."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """elements compared, the worst error in ulps of the output, the worst share of the bound, and what is wrong, if
-    any."""
+    """elements compared, the worst error in ulps of the output, the worst share of the bound, the worst norm of the
+    shares over a row, and what is wrong, if any."""
 
     elements: int
     worst_ulp: float = 0.0
     worst_ratio: float = 0.0
     problem: str | None = None
+    worst_norm: float = 0.0
 
 
-def compare(got: Tensor, expected: Tensor, bound: Tensor) -> Comparison:
+def compare(got: Tensor, expected: Tensor, bound: Tensor, *, shared: bool = False) -> Comparison:
     """`got` in its own dtype against float64 `expected`, both on the CPU; `bound` is absolute and >= 0.
 
     Infinity is right where the bound reaches the power of two beyond the largest finite number, as rounding to nearest
-    overflows there.
+    overflows there. shared: a row's elements may err alike, because an operand that they share was rounded; then the
+    norm of a row is not judged.
     """
     if got.shape != expected.shape:
         return Comparison(0, problem=f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
@@ -53,7 +62,26 @@ def compare(got: Tensor, expected: Tensor, bound: Tensor) -> Comparison:
         worst_ulp = float(torch.where(finite, error, torch.zeros_like(error)).max())
     ratio = torch.where(finite & torch.isfinite(value) & (error > 0), error / bound, torch.zeros_like(error))
     problem = None if bool(good.all()) else _describe(value, expected, bound, ~good)
-    return Comparison(got.numel(), worst_ulp, float(ratio.max()), problem)
+    norm, biased = _row_norm(ratio)
+    biased = None if shared else biased
+    return Comparison(got.numel(), worst_ulp, float(ratio.max()), problem or biased, norm)
+
+
+def _row_norm(ratio: Tensor) -> tuple[float, str | None]:
+    """The largest norm of a row's shares of the bound, and what is wrong with it, if anything.
+
+    Elements without an error (exact ones, and those of rows that are equal by construction) say nothing of a bias.
+    """
+    if ratio.dim() == 0 or ratio.shape[-1] < NORM_COUNT:
+        return 0.0, None
+    rows = torch.nan_to_num(ratio, nan=0.0, posinf=0.0).flatten(0, -2) if ratio.dim() > 1 else ratio[None]
+    count = (rows > 0).sum(-1)
+    norms = torch.where(count >= NORM_COUNT, ((rows * rows).sum(-1) / count.clamp_min(1)).sqrt(), 0.0)
+    for row in torch.nonzero(norms > NORM_LIMIT).flatten().tolist():
+        if len(torch.unique(rows[row])) > NORM_COUNT // 2:
+            norm = f"{float(norms[row]):.3f} of their bounds, more than {NORM_LIMIT}"
+            return float(norms.max()), f"row {row}: the errors have a norm of {norm}: a bias, though each is in bounds"
+    return float(norms.max()), None
 
 
 def compare_ids(got: Tensor, expected: AcceptableIds) -> Comparison:

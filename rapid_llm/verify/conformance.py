@@ -13,6 +13,7 @@ from rapid_llm.kernels.registry import KernelSpec, OpSpec, evidence, plugins, pr
 from rapid_llm.kernels.registry.dispatcher import broken_text, with_sm
 from rapid_llm.kernels.registry.facts import Facts
 from rapid_llm.kernels.registry.filters import machine_reasons
+from rapid_llm.verify import habits
 from rapid_llm.verify.cases.build import check_budget, torch_dtype
 from rapid_llm.verify.report import Failure, Report
 from rapid_llm.verify.runner import Fn, Run
@@ -102,6 +103,8 @@ def check_callable(
         run.case(case, chosen)
         if first_failure and report.failures:
             break
+    if budget == "full" and not report.failures and report.elements:
+        habits.check(run, cases)
     report.seconds = time.perf_counter() - started
     return report
 

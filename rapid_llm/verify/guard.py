@@ -18,6 +18,9 @@ MARGIN: Final = 64
 LIMIT: Final = 1 << 24
 """Tensors that span more elements stay in their own storage: only their elements are watched, not the gaps."""
 
+FINITE: Final = 240.0
+"""The poison that is a number; every format holds it."""
+
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -62,11 +65,18 @@ class Guarded:
 
     @classmethod
     def empty(
-        cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, strided: bool = False
+        cls,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        strided: bool = False,
+        finite: bool = False,
     ) -> Guarded:
-        """An output filled with NaN (or a recognisable integer); `strided` leaves a gap after every element."""
+        """An output filled with NaN, a `finite` number or a recognisable integer; `strided` leaves a gap after every
+        element."""
         wide = (*shape[:-1], 2 * shape[-1]) if strided and shape else shape
-        fill = float("nan") if dtype.is_floating_point else -(2**31) + 7
+        fill = (FINITE if finite else float("nan")) if dtype.is_floating_point else -(2**31) + 7
         whole = torch.full(wide, fill, dtype=dtype, device=device)
         return cls(whole[..., ::2] if strided and shape else whole)
 

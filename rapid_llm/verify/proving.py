@@ -17,7 +17,7 @@ import torch
 
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.registry import plugins
-from rapid_llm.verify import runner
+from rapid_llm.verify import setting
 from rapid_llm.verify.conformance import check_callable, check_row
 from rapid_llm.verify.mutants import Score, score
 from rapid_llm.verify.pool import Done
@@ -62,6 +62,7 @@ class Outcome:
     seeds: int = 0
     worst_ulp: float = 0.0
     worst_ratio: float = 0.0
+    worst_norm: float = 0.0
     interpreted: bool = False
     failures: tuple[str, ...] = ()
     score: Score = field(default_factory=Score)
@@ -72,7 +73,7 @@ def start(lock: Any) -> None:
     torch.set_num_threads(1)
     logging.getLogger("rapid_llm").setLevel(logging.ERROR)  # rows speak of odd inputs, of which these are full
     _threads[0] = 2
-    runner.share(lock)
+    setting.share(lock)
     plugins.scan()
 
 
@@ -119,6 +120,7 @@ def _row(task: Task) -> Outcome:
         seeds=len(report.seeds),
         worst_ulp=report.worst_ulp,
         worst_ratio=report.worst_ratio,
+        worst_norm=report.worst_norm,
         interpreted=report.device != task.device,
         failures=tuple(str(f) for f in report.failures[:SHOWN]),
     )

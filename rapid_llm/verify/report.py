@@ -26,7 +26,8 @@ class Report:
 
     cases: cases run. refused: cases whose layout the row does not declare, and which it refused with an error, as it
     may. skipped: cases outside of the row's declared shapes. elements: compared elements. worst_ulp: the largest
-    error in ulps of the output. worst_ratio: the largest error as a share of its derived bound.
+    error in ulps of the output. worst_ratio: the largest error as a share of its derived bound. worst_norm: the largest
+    root mean square of those shares over a row of the output.
     """
 
     op: str
@@ -43,6 +44,7 @@ class Report:
     elements: int = 0
     worst_ulp: float = 0.0
     worst_ratio: float = 0.0
+    worst_norm: float = 0.0
     seconds: float = 0.0
     failures: list[Failure] = field(default_factory=list)
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, probes
 from rapid_llm.kernels.registry.facts import expression_names
@@ -26,6 +25,7 @@ from rapid_llm.verify.guard import Guarded, bits
 from rapid_llm.verify.oracles import OracleError
 from rapid_llm.verify.report import Failure, Report
 from rapid_llm.verify.selection import AcceptableIds
+from rapid_llm.verify.setting import PoisonedAllocations, alone, one_thread
 from rapid_llm.verify.standing import Standing, standing
 
 Fn = Callable[..., Any]
@@ -33,55 +33,8 @@ Fn = Callable[..., Any]
 _RAISED: Final = object()
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: cases are small, and on a busy machine threads that wait for each other cost dearly."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-_vast: list[contextlib.AbstractContextManager[Any]] = [contextlib.nullcontext()]
-
-
-def share(lock: contextlib.AbstractContextManager[Any]) -> None:
-    """Hold `lock` during every case of vast tensors: of several processes on one GPU only one may have them."""
-    _vast[0] = lock
-
-
-@contextlib.contextmanager
-def alone(case: Case, device: torch.device) -> Iterator[None]:
-    """Within, no other process has vast tensors, if `case` has; the GPU's memory is free for others afterwards."""
-    if not case.vast or device.type != "cuda":
-        yield
-        return
-    with _vast[0]:
-        try:
-            yield
-        finally:
-            torch.cuda.empty_cache()
-
-
-class PoisonedAllocations(TorchDispatchMode):  # type: ignore[misc]
-    """While active, memory that torch hands out uninitialised holds NaN, or an unlikely integer."""
-
-    _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in self._EMPTY and isinstance(result, Tensor) and result.device.type != "meta":
-            if result.dtype.is_floating_point:
-                result.fill_(float("nan"))
-            elif result.dtype in (torch.int32, torch.int64):
-                result.fill_(-(2**31) + 7)
-        return result
-
-
 @dataclass(slots=True)
-class _Truth:
+class Truth:
     """What one set of values must give: the oracle's answers and their bounds, and the arguments they came from."""
 
     values: dict[str, Any]
@@ -114,7 +67,7 @@ class Run:
         counted = False
         for seed in seeds[: case.seeds]:
             with one_thread():
-                values = case.make(torch.Generator().manual_seed(seed * 7919 + 17))
+                values = case.make(self.generator(seed))
             state = standing(self.op, self.row, values)
             if state is Standing.OUTSIDE:
                 self.report.skipped += 1
@@ -129,7 +82,7 @@ class Run:
             elif self._refuses(values, state):
                 self.report.refused += 1
             else:
-                self._calls(case, self._truth(values))
+                self._calls(case, self.truth(values))
             if len(self.report.failures) > before:
                 return  # one seed tells what is wrong
 
@@ -148,19 +101,19 @@ class Run:
             shape, dtype = self._out_facts(values)
             outs += [Guarded.empty(shape, dtype, self.device, strided=how == "strided") for how in ("", *case.outs)]
         for out in outs:
-            positional, keywords = self._bind(self._guarded(values))
+            positional, keywords = self._bind(self.guarded(values))
             with contextlib.suppress(Exception):
                 self.fn(*positional, **keywords, **({} if out is None else {"out": out.tensor}))
 
-    def _truth(self, values: dict[str, Any]) -> _Truth:
+    def truth(self, values: dict[str, Any]) -> Truth:
         with one_thread():
             private = {k: v.cpu().clone() if isinstance(v, Tensor) else v for k, v in values.items()}
             expected = probes.load(self.op.oracle)(**private)
             _check_oracle(self.op, private, expected)
             bounds = probes.load(self.op.bound)(private, expected, self.row.roundings if self.row else ())
-        return _Truth(values, expected, bounds)
+        return Truth(values, expected, bounds)
 
-    def _calls(self, case: Case, truth: _Truth) -> None:
+    def _calls(self, case: Case, truth: Truth) -> None:
         if not self.op.parsed.takes_out:
             first = self._in_place(truth, "call")
             again = self._in_place(truth, "again")
@@ -179,68 +132,92 @@ class Run:
 
     # -- one call each ------------------------------------------------------------------------------------------------
 
-    def _with_out(self, truth: _Truth, how: str | None, call: str) -> list[Tensor] | None:
+    def _with_out(self, truth: Truth, how: str | None, call: str) -> list[Tensor] | None:
         """Call with no `out`, or one that is `contiguous`, `strided` or `is:<argument>`."""
         self._where = (*self._where[:2], call)
-        args = self._guarded(truth.values)
+        args = self.guarded(truth.values)
         guard, alias = None, ""
         if how is not None:
             shape, dtype = self._out_facts(truth.values)
             alias = how.partition(":")[2] if how.startswith("is:") else ""
-            guard = args[alias] if alias else Guarded.empty(shape, dtype, self.device, strided=how == "strided")
+            filled = {"strided": how == "strided", "finite": call == "out given"}
+            guard = args[alias] if alias else Guarded.empty(shape, dtype, self.device, **filled)
         out = None if guard is None else guard.tensor
         foreign = how == "strided" and standing(self.op, self.row, truth.values, out) is Standing.FOREIGN_LAYOUT
         if foreign and self._refused(args, out):
             self.report.refused += 1
             return None
-        result = self._invoke(args, out)
+        result = self._invoke(args, out, finite=call == "out given")
         if result is _RAISED:
             return None
         if not isinstance(result, Tensor):
-            self._fail("return value", f"expected a Tensor, got {type(result).__name__}")
+            self.fail("return value", f"expected a Tensor, got {type(result).__name__}")
             return None
         if out is not None and result is not out:
-            self._fail("out ignored", "the tensor returned is not the `out` that was given")
+            self.fail("out ignored", "the tensor returned is not the `out` that was given")
             return None
         if guard is None and not self._fresh(result, args, truth.values):
             return None
         self._untouched(args, {alias} if alias else set())
         if guard is not None and not alias and guard.stray():
-            self._fail("stray write", f"{guard.stray()} elements around out were written")
-        self._compare([result], truth)
+            self.fail("stray write", f"{guard.stray()} elements around out were written")
+        self.compare([result], truth)
         return [result.detach().cpu().clone()]
 
-    def _in_place(self, truth: _Truth, call: str) -> list[Tensor] | None:
+    def _in_place(self, truth: Truth, call: str) -> list[Tensor] | None:
         self._where = (*self._where[:2], call)
-        args = self._guarded(truth.values)
+        args = self.guarded(truth.values)
         result = self._invoke(args, None)
         if result is _RAISED:
             return None
         if result is not None:
-            self._fail("return value", f"an in-place op returns None, got {type(result).__name__}")
+            self.fail("return value", f"an in-place op returns None, got {type(result).__name__}")
         mutated = self.op.parsed.mutated
         self._untouched(args, set(mutated))
         got = [args[name].tensor for name in mutated]
-        self._compare(got, truth)
+        self.compare(got, truth)
         return [t.detach().cpu().clone() for t in got]
 
-    def _invoke(self, args: dict[str, Any], out: Tensor | None) -> Any:
+    def where(self, case: str, seed: int, call: str) -> None:
+        """Say of what the next failures are."""
+        self._where = (case, seed, call)
+
+    @staticmethod
+    def generator(seed: int) -> torch.Generator:
+        """The source of a case's numbers for a seed."""
+        return torch.Generator().manual_seed(seed * 7919 + 17)
+
+    def answers(self, values: dict[str, Any], *, finite: bool = False) -> list[Tensor] | None:
+        """What one more call gives, in memory of its own for a row that allocates; None after a failure."""
+        return self.call(self.guarded(values), None, finite=finite)
+
+    def call(
+        self, args: dict[str, Any], out: Tensor | None, *, finite: bool = False, synchronize: bool = True
+    ) -> list[Tensor] | None:
+        """The result, or the arguments that the op writes."""
+        result = self._invoke(args, out, finite=finite, synchronize=synchronize)
+        if result is _RAISED:
+            return None
+        if self.op.parsed.takes_out:
+            return [result] if isinstance(result, Tensor) else None
+        return [args[name].tensor for name in self.op.parsed.mutated]
+
+    def _invoke(
+        self, args: dict[str, Any], out: Tensor | None, *, finite: bool = False, synchronize: bool = True
+    ) -> Any:
         """The row's answer; `_RAISED` after an exception, which is reported."""
         positional, keywords = self._bind(args)
         if out is not None:
             keywords["out"] = out
         self.report.calls += 1
         try:
-            if out is None:
-                with PoisonedAllocations():
-                    result = self.fn(*positional, **keywords)
-            else:
+            with PoisonedAllocations(finite):
                 result = self.fn(*positional, **keywords)
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" and synchronize:
                 torch.cuda.synchronize(self.device)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            self._fail("raised", f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
+            self.fail("raised", f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
             return _RAISED
         return result
 
@@ -252,7 +229,7 @@ class Run:
         positional = [values.get(a.name, a.default) for a in parsed.positional]
         return positional, {a.name: values[a.name] for a in parsed.keyword_only if a.name in values}
 
-    def _guarded(self, values: dict[str, Any]) -> dict[str, Any]:
+    def guarded(self, values: dict[str, Any]) -> dict[str, Any]:
         """Fresh poisoned copies; in the memory of the previous call where they fit."""
         result: dict[str, Any] = {}
         for name, value in values.items():
@@ -269,34 +246,36 @@ class Run:
 
     # -- what is looked at --------------------------------------------------------------------------------------------
 
-    def _compare(self, got: list[Tensor], truth: _Truth) -> None:
+    def compare(self, got: list[Tensor], truth: Truth) -> None:
         for index, result in enumerate(got):
             with one_thread():
                 if isinstance(truth.expected, AcceptableIds):
                     outcome = compare_ids(result.detach().cpu(), truth.expected)
                 else:
                     expected = truth.expected if isinstance(truth.expected, Tensor) else truth.expected[index]
-                    outcome = compare(result.detach().cpu(), expected, truth.bounds[index])
+                    shared = self.row is not None and bool(self.row.roundings)
+                    outcome = compare(result.detach().cpu(), expected, truth.bounds[index], shared=shared)
             self._count(outcome, self.op.parsed.mutated[index] if self.op.parsed.mutated else "")
 
     def _count(self, outcome: Comparison, name: str) -> None:
         self.report.elements += outcome.elements
         self.report.worst_ulp = max(self.report.worst_ulp, outcome.worst_ulp)
         self.report.worst_ratio = max(self.report.worst_ratio, outcome.worst_ratio)
+        self.report.worst_norm = max(self.report.worst_norm, outcome.worst_norm)
         if outcome.problem is not None:
-            self._fail("value", f"{name}: {outcome.problem}" if name else outcome.problem)
+            self.fail("value", f"{name}: {outcome.problem}" if name else outcome.problem)
 
     def _fresh(self, result: Tensor, args: dict[str, Any], values: dict[str, Any]) -> bool:
         shape, dtype = self._out_facts(values)
         if tuple(result.shape) != shape or result.dtype != dtype or result.device.type != self.device.type:
             got = f"{tuple(result.shape)} {result.dtype} on {result.device}"
-            self._fail("result", f"got {got}, expected {shape} {dtype} on {self.device}")
+            self.fail("result", f"got {got}, expected {shape} {dtype} on {self.device}")
             return False
         if not result.is_contiguous():
-            self._fail("result", f"the result is not contiguous: shape {shape}, strides {result.stride()}")
+            self.fail("result", f"the result is not contiguous: shape {shape}, strides {result.stride()}")
         storages = {g.tensor.untyped_storage().data_ptr() for g in args.values() if isinstance(g, Guarded)}
         if result.numel() and result.untyped_storage().data_ptr() in storages:
-            self._fail("result", "the result shares memory with an argument")
+            self.fail("result", "the result shares memory with an argument")
         return True
 
     def _untouched(self, args: dict[str, Any], mutated: set[str]) -> None:
@@ -305,21 +284,21 @@ class Run:
                 continue
             if name in mutated:
                 if guard.stray():
-                    self._fail("stray write", f"{guard.stray()} elements around {name} were written")
+                    self.fail("stray write", f"{guard.stray()} elements around {name} were written")
             elif guard.changed():
-                self._fail("input changed", f"{guard.changed()} elements in or around {name} changed")
+                self.fail("input changed", f"{guard.changed()} elements in or around {name} changed")
 
     def _same(self, first: list[Tensor] | None, again: list[Tensor] | None) -> None:
         if first is None or again is None or self.report.failures:
             return
         for a, b in zip(first, again, strict=True):
             if not torch.equal(bits(a.contiguous()), bits(b.contiguous())):
-                self._fail("not repeatable", "a second call with equal arguments gave other bits")
+                self.fail("not repeatable", "a second call with equal arguments gave other bits")
 
     # -- calls that must fail -----------------------------------------------------------------------------------------
 
     def _must_raise(self, values: dict[str, Any], kinds: tuple[type[BaseException], ...]) -> None:
-        args = self._guarded(values)
+        args = self.guarded(values)
         wanted = " or ".join(k.__name__ for k in kinds)
         positional, keywords = self._bind(args)
         self.report.calls += 1
@@ -329,13 +308,13 @@ class Run:
             self._untouched(args, set())
             self.report.elements += 1
         except Exception as error:
-            self._fail("wrong error", f"expected {wanted}, got {type(error).__name__}: {error}")
+            self.fail("wrong error", f"expected {wanted}, got {type(error).__name__}: {error}")
         else:
-            self._fail("no error", f"expected {wanted}")
+            self.fail("no error", f"expected {wanted}")
 
-    def _aliased(self, truth: _Truth, name: str, *, shift: int, must_refuse: bool) -> None:
+    def _aliased(self, truth: Truth, name: str, *, shift: int, must_refuse: bool) -> None:
         """`out` is an argument, or its memory `shift` elements on: refused with nothing written, or else right."""
-        args = self._guarded(truth.values)
+        args = self.guarded(truth.values)
         source = args[name].tensor
         if source.numel() < 2 or not source.is_contiguous():
             raise ValueError(f"case {self._where[0]}: an aliased out needs a contiguous {name} of at least 2 elements")
@@ -348,17 +327,17 @@ class Run:
             self._untouched(args, set())
             return
         except Exception as error:
-            self._fail("wrong error", f"expected a RuntimeError for an out that overlaps, got {type(error).__name__}")
+            self.fail("wrong error", f"expected a RuntimeError for an out that overlaps, got {type(error).__name__}")
             return
         if must_refuse:
-            self._fail("no error", f"out overlaps {name} in part and was accepted")
+            self.fail("no error", f"out overlaps {name} in part and was accepted")
             return
         self._untouched({k: v for k, v in args.items() if k != name}, set())
-        self._compare([result], truth)
+        self.compare([result], truth)
 
     def _refuses(self, values: dict[str, Any], state: Standing) -> bool:
         """Whether the row, which does not declare this layout, says so; if it answers, it must be right."""
-        return state is Standing.FOREIGN_LAYOUT and self._refused(self._guarded(values), None)
+        return state is Standing.FOREIGN_LAYOUT and self._refused(self.guarded(values), None)
 
     def _refused(self, args: dict[str, Any], out: Tensor | None) -> bool:
         positional, keywords = self._bind(args)
@@ -378,7 +357,7 @@ class Run:
         scope |= {a.name: values.get(a.name, a.default) for a in self.op.parsed.args}
         return tuple(eval(declared.shape, scope)), eval(declared.dtype, scope)
 
-    def _fail(self, what: str, detail: str) -> None:
+    def fail(self, what: str, detail: str) -> None:
         self.report.failures.append(Failure(*self._where, what, detail))
 
 

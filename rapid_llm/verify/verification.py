@@ -200,6 +200,7 @@ def _proof(run: Verification, outcome: Outcome) -> records.Proof:
         of=score.tried,
         torch=str(torch.__version__),
         toolchain=toolchain(run.device),
+        worst_norm=_short(outcome.worst_norm),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     )
 
@@ -259,6 +260,7 @@ def _entry(run: Verification, outcome: Outcome) -> dict[str, object]:
         "elements": outcome.elements,
         "worst_ulp": _short(outcome.worst_ulp),
         "worst_ratio": _short(outcome.worst_ratio),
+        "worst_norm": _short(outcome.worst_norm),
         "seconds": round(outcome.seconds, 2),
         "failures": list(outcome.failures),
     }

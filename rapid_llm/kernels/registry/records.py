@@ -54,8 +54,8 @@ class Proof:
     """What a full run over one dtype and scheme of a row saw.
 
     seeds: of the random inputs. worst_ulp, worst_ratio: the largest error, in ulps of the output and as a share of its
-    derived bound. mutants: wrong rows that the same cases refused; of: how many were tried. torch, toolchain: versions
-    of the run, for the reader: they decide nothing.
+    derived bound; worst_norm: the largest root mean square of such shares over a row. mutants: wrong rows that the same
+    cases refused; of: how many were tried. torch, toolchain: versions of the run, for the reader: they decide nothing.
     """
 
     cases: int
@@ -69,6 +69,7 @@ class Proof:
     torch: str
     toolchain: str
     date: str
+    worst_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from rapid_llm.verify.cases.build import (
     torch_dtype,
     wide,
 )
+from rapid_llm.verify.cases.families import EXTREME, FAMILIES
 
 _SIZES = ((1,), (7,), (128,), (1024,), (4096,), (4097,), (65536,), (), (3, 5, 17), (2, 3, 2, 1, 5))
 _LAYOUTS = ("offset", "sliced", "stepped", "transposed", "outer", "expanded")
@@ -62,6 +63,11 @@ def scale(dtype: str, device: Device, scheme: str | None = None, *, budget: str 
         + [special("bits", lambda g: every_bit_pattern(g, 4096, kind), f) for f in (0.3, 0.5)]
         + [special("wide", lambda g: wide(g, (5000,), kind, -126, 127), f) for f in (0.3, 1.7)]
     )
+    numbers += [
+        special(f"{name}", lambda g, draw=draw: draw(g, (9, 130), kind), f)
+        for name, draw in {**FAMILIES, **EXTREME}.items()
+        for f in (0.3, 0.5)
+    ]
     return [*empties, *sizes, *factors, *layouts, *numbers, case("beyond 2^31", (2, 40), 0.3, "far", seeds=1)]
 
 
@@ -114,5 +120,9 @@ def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budge
         Case("edges", edge),
         Case("edges of whole vectors", lambda g: edge(g, 16)),
         Case("saturated", saturated),
+        *(
+            Case(name, lambda g, draw=draw: {"input": draw(g, (6, 2 * 72), kind).to(device)})
+            for name, draw in {**FAMILIES, **EXTREME}.items()
+        ),
         case("beyond 2^31", (2, 40), "far", seeds=1),
     ]

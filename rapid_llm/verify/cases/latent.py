@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, lay_heads, normal, torch_dtype
+from rapid_llm.verify.cases.families import FAMILIES, Family
 
 PAGE = 64
 DEEPSEEK = (576, 512)
@@ -35,6 +36,7 @@ def attention_mla_decode(dtype: str, device: Device, scheme: str | None = None, 
         exact: bool = False,
         special: str = "",
         equal: bool = False,
+        draw: Family | None = None,
         **more: Any,
     ) -> Case:
         dim, value_dim = dims
@@ -50,9 +52,13 @@ def attention_mla_decode(dtype: str, device: Device, scheme: str | None = None, 
                 slots = torch.arange(length)
                 shape = (length, 1, dim)
                 values = integers(g, shape, -15, 15, kind) if exact else normal(g, shape, kind, spread)
+                if draw is not None and length:
+                    values = draw(g, shape, kind)
                 rows[pages[i].long()[slots // page], slots % page] = values
             shape = (len(lengths), heads, dim)
             query = integers(g, shape, -15, 15, kind) if exact else normal(g, shape, kind, spread)
+            if draw is not None:
+                query = draw(g, shape, kind)
             if equal:  # all scores are 0, all weights are exact, and the low bits of a mean are the store's alone
                 query.zero_()
             if special == "query":
@@ -110,6 +116,7 @@ def attention_mla_decode(dtype: str, device: Device, scheme: str | None = None, 
             for s in ("query", "key", "value")
         ),
         case("equal", (16, 8, 4, 1), equal=True),
+        *(case(name, (20, 3), 2, DEEPSEEK, page=PAGE, draw=draw, seeds=1) for name, draw in FAMILIES.items()),
         case("equal", (16, 8, 4, 1), 2, DEEPSEEK, page=PAGE, equal=True),
         case("beyond 2^31", (20, 18), cache="far", seeds=1),
     ]

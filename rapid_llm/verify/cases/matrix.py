@@ -20,6 +20,7 @@ from rapid_llm.verify.cases.build import (
     torch_dtype,
     wide,
 )
+from rapid_llm.verify.cases.families import FAMILIES
 from rapid_llm.verify.formats import random_blocks
 from rapid_llm.verify.ulp import format_of
 
@@ -193,6 +194,11 @@ class _Linear:
 
         return self.case(name, m, k, n, draw=draw)
 
+    def family(self, name: str, m: int) -> Case:
+        """Activations of a family times an ordinary weight."""
+        k = self.whole(160)
+        return self.case(name, m, k, 64, draw=lambda g: FAMILIES[name](g, (m, k), self.kind))
+
     def whole(self, k: int) -> int:
         """k, or the next multiple of what the scheme's blocks hold."""
         return -(-k // self.step) * self.step
@@ -288,6 +294,7 @@ def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str
         *(case("whole", m, 256, 64, outs=strided) for m in (1, 20)),
         *((make.cancelling(2, 200, 9), make.cancelling(40, 64, 9)) if dense else ()),
         case("large", 3, 64, 20, spread=3e3),
+        *(make.family(name, m) for name in FAMILIES for m in (1, 5)),
         case("beyond 2^31", 2, 64, 20, layouts=("far", "contiguous"), seeds=1),
         case("beyond 2^31", 2, 64, 3, layouts=("contiguous", "far"), seeds=1),
     ]

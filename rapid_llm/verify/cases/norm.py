@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, normal, torch_dtype
+from rapid_llm.verify.cases.families import FAMILIES, Family
 from rapid_llm.verify.ulp import format_of
 
 _SHAPES = ((1, 1), (1, 576), (4, 64), (3, 577), (2, 4097), (33, 128), (2, 3, 48), (100,), (1, 8192))
@@ -59,6 +60,10 @@ def rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, budget: st
         rows = _special(kind)
         return {"input": rows.to(device), "weight": normal(g, (40,), kind).to(device), "eps": 1e-5}
 
+    def drawn(g: torch.Generator, draw: Family) -> dict[str, Any]:
+        weight = normal(g, (136,), kind).to(device)
+        return {"input": draw(g, (6, 136), kind).to(device), "weight": weight, "eps": 1e-5}
+
     strided = ("strided",)
     if not check_budget(budget):
         return [
@@ -81,6 +86,7 @@ def rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, budget: st
         case("default eps", (4, 100), eps=None, spread=1e-3),
         *(case("eps", (4, 100), eps=e, spread=s) for e, s in ((1e-6, 1e-3), (1e-5, 1e-3), (0.5, 1.0), (1e-12, 1e-5))),
         case("large", (4, 300), spread=_large(kind) / 10),
+        *(Case(name, lambda g, draw=draw: drawn(g, draw)) for name, draw in FAMILIES.items()),
         Case("special", special),
         case("beyond 2^31", (2, 40), "far", seeds=1),
     ]
@@ -125,6 +131,11 @@ def fused_add_rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, 
         weight = normal(g, (40,), kind).to(device)
         return {"input": rows.to(device), "residual": other.to(device), "weight": weight, "eps": 1e-5}
 
+    def drawn(g: torch.Generator, draw: Family) -> dict[str, Any]:
+        weight = normal(g, (136,), kind).to(device)
+        pair = (draw(g, (6, 136), kind).to(device) for _ in range(2))
+        return {**dict(zip(("input", "residual"), pair, strict=True)), "weight": weight, "eps": 1e-5}
+
     if not check_budget(budget):
         return [
             case("empty", (0, 16)),
@@ -142,6 +153,7 @@ def fused_add_rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, 
         *(case("uneven", (4, 300), spread=s) for s in (1e-2, 30.0)),
         *(case("small", (4, 100), spread=1e-3, other=1e-3, eps=e) for e in (1e-6, 1e-5, None)),
         case("large", (4, 300), spread=_large(kind) / 10, other=_large(kind) / 10),
+        *(Case(name, lambda g, draw=draw: drawn(g, draw)) for name, draw in FAMILIES.items()),
         case("weight", (5, 96), weight=torch.bfloat16 if kind == torch.float32 else torch.float32),
         Case("cancelling", cancelling),
         Case("special", special),

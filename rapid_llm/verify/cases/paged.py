@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, lay_heads, normal, torch_dtype
+from rapid_llm.verify.cases.families import EXTREME, FAMILIES, Family
 
 PAGE = 16
 SPARE = 3
@@ -41,6 +42,7 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
         layout: str = "contiguous",
         cache: str = "contiguous",
         slots: str = "contiguous",
+        draw: Family | None = None,
         **more: Any,
     ) -> Case:
         pages = max(pages, -(-tokens // page) + 1)
@@ -55,7 +57,7 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
             if padding > 1:
                 chosen[int(torch.nonzero(chosen < 0)[0])] = -(2**40)
             shape = (pages, page, heads, dim)
-            key, value = normal(g, (tokens, heads, dim), kind), normal(g, (tokens, heads, dim), kind)
+            key, value = ((draw or normal)(g, (tokens, heads, dim), kind) for _ in range(2))
             if tokens > 1:
                 key[1, 0, 0], value[0, 0, -1] = float("nan"), float("-inf")
             return {
@@ -84,6 +86,7 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
         *(case("layout", 9, 3, 32, layout=n) for n in ("fused", "sliced", "stepped", "outer", "offset", "transposed")),
         *(case("layout", 9, 3, 32, cache=n) for n in ("paired", "offset", "sliced", "outer", "transposed")),
         case("slots", 7, 3, 32, slots="stepped"),
+        *(case(name, 7, 3, 64, draw=draw) for name, draw in {**FAMILIES, **EXTREME}.items()),
         case("beyond 2^31", 5, 2, 16, pages=3, cache="far", seeds=1),
         case("beyond 2^31", 2, 2, 16, layout="far", seeds=1),
     ]
@@ -114,12 +117,15 @@ class _Attention:
         special: str = "",
         shared: bool = False,
         equal: bool = False,
+        draw: Family | None = None,
         **more: Any,
     ) -> Case:
         def make(g: torch.Generator) -> dict[str, Any]:
-            args = self._paged(g, sequences, heads[1], dim, page, cache, table, spread, exact, shared)
+            args = self._paged(g, sequences, heads[1], dim, page, cache, table, spread, exact, shared, draw)
             shape = (sum(q for q, _ in sequences), heads[0], dim)
             query = integers(g, shape, -15, 15, self.kind) if exact else normal(g, shape, self.kind, spread)
+            if draw is not None:
+                query = draw(g, shape, self.kind)
             if equal:  # all scores are 0, all weights are exact, and the low bits of a mean are the store's alone
                 query.zero_()
             if special:
@@ -147,6 +153,7 @@ class _Attention:
         spread: float,
         exact: bool,
         shared: bool,
+        draw: Family | None,
     ) -> dict[str, Any]:
         """Caches in which every row that no sequence sees is NaN, and block tables over shuffled pages."""
         lengths = [n for _, n in sequences]
@@ -166,6 +173,8 @@ class _Attention:
             for cache, size in zip(caches, (spread, 1.0), strict=True):
                 shape = (length, heads, dim)
                 values = integers(g, shape, -15, 15, self.kind) if exact else normal(g, shape, self.kind, size)
+                if draw is not None and length:
+                    values = draw(g, shape, self.kind)
                 cache[where] = values
         shape = caches[0].shape
         return {
@@ -247,6 +256,8 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
         *(case("model", (20, 35), (4, 2), 64, cache=n) for n in ("paired", "outer", "transposed")),
         *(case(f"model, special {s}", (20, 33), (4, 2), 64, special=s) for s in ("query", "key", "value")),
         *(case("equal", (16, 8, 4, 1, 2), (4, 2), d, equal=True) for d in (32, 64)),
+        *(case(name, (40, 17), (4, 2), 64, draw=draw) for name, draw in FAMILIES.items()),
+        case("logits beyond 1e5", (40, 17), (4, 2), 64, spread=110.0),
         case("beyond 2^31", (20, 18), cache="far", seeds=1),
         case("beyond 2^31", (20, 18), layout="far", seeds=1),
     ]
@@ -290,6 +301,8 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
         *(case("model", [(5, 20), (7, 35)], (4, 2), 64, cache=n) for n in ("paired", "outer", "transposed")),
         *(case(f"model, special {s}", [(5, 20), (33, 33)], (4, 2), 64, special=s) for s in ("query", "key", "value")),
         *(case("equal", [(1, 16), (16, 16), (3, 9), (1, 1)], (4, 2), d, equal=True) for d in (32, 64)),
+        *(case(name, [(5, 40), (17, 17)], (4, 2), 64, draw=draw) for name, draw in FAMILIES.items()),
+        case("logits beyond 1e5", [(5, 40), (17, 17)], (4, 2), 64, spread=110.0),
         case("beyond 2^31", [(5, 20), (3, 18)], cache="far", seeds=1),
         case("beyond 2^31", [(1, 20), (1, 18)], layout="far", seeds=1),
     ]

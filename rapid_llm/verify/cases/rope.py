@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, lay, lay_heads, normal, torch_dtype
+from rapid_llm.verify.cases.families import FAMILIES, Family
 
 
 def rotary_table(g: torch.Generator, positions: int, rotary: int) -> Tensor:
@@ -23,6 +24,9 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
     del scheme
     kind = torch_dtype(dtype)
 
+    def values(g: torch.Generator, shape: tuple[int, ...], spread: float, draw: Family | None) -> Tensor:
+        return normal(g, shape, kind, spread) if draw is None else draw(g, shape, kind)
+
     def case(
         name: str,
         tokens: int,
@@ -36,6 +40,7 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
         index: torch.dtype = torch.int64,
         other: str = "contiguous",
         spread: float = 1.0,
+        draw: Family | None = None,
         **more: Any,
     ) -> Case:
         def make(g: torch.Generator) -> dict[str, Any]:
@@ -43,8 +48,8 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
             if tokens > 2:
                 positions[0], positions[-1] = 0, table - 1
             return {
-                "query": lay_heads(normal(g, (tokens, heads[0], dim), kind, spread), layout, device),
-                "key": lay_heads(normal(g, (tokens, heads[1], dim), kind, spread), layout, device),
+                "query": lay_heads(values(g, (tokens, heads[0], dim), spread, draw), layout, device),
+                "key": lay_heads(values(g, (tokens, heads[1], dim), spread, draw), layout, device),
                 "positions": lay(positions.to(index), "stepped" if other != "contiguous" else other, device),
                 "cos_sin_cache": lay(rotary_table(g, table, rotary or dim), other, device),
                 "interleaved": interleaved,
@@ -84,6 +89,7 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
         case("table", 9, (4, 4), 48, other="sliced", index=torch.int32),
         case("int32", 5, (3, 3), 64, index=torch.int32),
         case("large", 9, (3, 1), 64, spread=2e4),
+        *(case(name, 7, (3, 1), 64, draw=draw, interleaved=i) for name, draw in FAMILIES.items() for i in both),
         Case("special", special),
         Case("model, special", lambda g: special(g, 64)),
         *(case("model", 9, (3, 1), 64, layout=n, interleaved=i) for n in ("fused", "sliced", "outer") for i in both),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, lay, lay_heads, normal, torch_dtype
+from rapid_llm.verify.cases.families import FAMILIES, Family
 from rapid_llm.verify.cases.paged import PAGE, lay_cache
 from rapid_llm.verify.cases.rope import rotary_table
 
@@ -34,6 +35,7 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
         table: int = 40,
         spread: float = 1.0,
         special: bool = False,
+        draw: Family | None = None,
         **more: Any,
     ) -> Case:
         pages = max(pages, -(-tokens // page) + 1)
@@ -51,6 +53,8 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
             if tokens > 2:
                 positions[0], positions[-1] = 0, table - 1
             query, key, value = (normal(g, (tokens, h, dim), kind, spread) for h in (*heads, heads[1]))
+            if draw is not None:
+                query, key, value = (draw(g, t.shape, kind) for t in (query, key, value))
             if special:
                 query[0, 0, 0], key[1, 0, 1], value[2, 0, 0] = float("nan"), float("inf"), float("-inf")
                 query[2], key[2], value[1, 0, 1] = torch.finfo(kind).max, torch.finfo(kind).tiny, float("nan")
@@ -98,6 +102,7 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
         case("int32", 5, (3, 3), 64, index=torch.int32, padding=1),
         case("large", 9, (3, 1), 64, spread=2e4),
         *(case("special", 5, (2, 2), 16, special=True, interleaved=i) for i in both),
+        *(case(name, 7, (3, 1), 64, draw=draw, padding=1) for name, draw in FAMILIES.items()),
         case("beyond 2^31", 2, (2, 1), 16, layout="far", seeds=1),
         case("beyond 2^31", 5, (2, 2), 16, pages=3, cache="far", seeds=1),
     ]

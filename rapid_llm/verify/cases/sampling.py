@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, normal, torch_dtype
+from rapid_llm.verify.cases.families import FAMILIES
 
 LAST = 1.0 - 2.0**-24
 """The largest fp32 below 1: where a cumulative sum that falls short would run off the end."""
@@ -126,6 +127,8 @@ def sample(dtype: str, device: Device, scheme: str | None = None, *, budget: str
         case("unusable greedy", 6, 40, {"temperature": 0.0}, draw=unusable(40)),
         case("peaked", 20, 100, spread=60.0),
         case("flat", 20, 100, spread=1e-3),
+        case("logits beyond 1e5", 20, 100, spread=2e4 if kind == torch.float16 else 1e5),
+        *(case(name, 12, 80, draw=lambda g, draw=draw: draw(g, (12, 80), kind)) for name, draw in FAMILIES.items()),
         *(case("layout", 8, 65, layout=n) for n in ("sliced", "stepped", "transposed", "offset", "expanded")),
         case("parameters", 8, 65, params="stepped"),
         case("parameters", 8, 65, params="expanded"),
