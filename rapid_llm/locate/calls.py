@@ -29,6 +29,18 @@ MOVING: Final = frozenset(
 """Arguments that a step brings; all others belong to the model and its configuration."""
 
 
+class RowRaisedError(RuntimeError):
+    """A row raised where it had to answer; the message names the row, the place and what it said."""
+
+
+class RowFailure(Exception):  # noqa: N818 - never leaves `Watch.call`, which turns it into an error with its place
+    """What a row raised."""
+
+    def __init__(self, row: str, text: str) -> None:
+        super().__init__(row, text)
+        self.row, self.text = row, text
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A place in the model: a name within a layer, or outside of the layers (layer None)."""
@@ -66,20 +78,19 @@ class Call:
         return Call(self.op, self.row, self.fn, {**self.values, **{k: v for k, v in values.items() if k in MOVING}})
 
     def run(self) -> Any:
-        """Call the row; what it returns."""
-        return run(self.op, self.fn, self.values)
+        """Call the row; what it returns. Raises `RowFailure` for whatever the row raises."""
+        parsed = get_op(self.op).parsed
+        positional = [self.values.get(a.name, a.default) for a in parsed.positional]
+        keywords = {a.name: self.values[a.name] for a in parsed.keyword_only if a.name in self.values}
+        try:
+            return self.fn(*positional, **keywords)
+        except Exception as error:
+            raise RowFailure(self.row, f"{type(error).__name__}: {error}") from error
 
     def results(self, returned: Any) -> tuple[Tensor, ...]:
         """What the call computed: its result, or the arguments that it changed."""
         mutated = get_op(self.op).parsed.mutated
         return tuple(self.values[name] for name in mutated) if mutated else (returned,)
-
-
-def run(op: str, fn: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """`fn` called as the op's schema says; `values` may leave out what has a default."""
-    parsed = get_op(op).parsed
-    positional = [values.get(a.name, a.default) for a in parsed.positional]
-    return fn(*positional, **{a.name: values[a.name] for a in parsed.keyword_only if a.name in values})
 
 
 def named(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
@@ -123,7 +134,11 @@ class Watch:
     def call(self, op_id: str, row_name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         slot = self._order[self._at]
         self._at += 1
-        return self.see(Place(self._step, slot), Call(op_id, row_name, fn, named(op_id, args, kwargs)))
+        call = Call(op_id, row_name, fn, named(op_id, args, kwargs))
+        try:
+            return self.see(Place(self._step, slot), call)
+        except RowFailure as failure:
+            raise RowRaisedError(f"{failure.row} raised at {slot}: {failure.text}") from failure.__cause__
 
     def see(self, place: Place, call: Call) -> Any:
         """Must return what the op returns."""

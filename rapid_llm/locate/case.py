@@ -6,6 +6,7 @@ replay runs the row as it is now and judges it by the oracle as it is now, so th
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from rapid_llm.models.weights import Weight
 from rapid_llm.verify.guard import span
 from rapid_llm.verify.standing import Standing, standing
 
-from .calls import MOVING, Call, Values
+from .calls import MOVING, Call, RowFailure, Values
 from .check import Check, Truth, attempt
 from .safetensors import BadCaseError, load, save
 from .watches import Exhibit
@@ -96,8 +97,12 @@ def replay(path: str | os.PathLike[str]) -> Replay:
     call = Call(op.id, row.name, load_target(row.name), {**held, **moving})
     with torch.inference_mode():
         truth = Truth(op.id, values, weight)
-        trial = attempt(call, getattr(torch, document["dtype"].removeprefix("torch.")), device)
-        check = trial.judged(truth.check(row.name, trial.results))
+        try:
+            trial = attempt(call, getattr(torch, document["dtype"].removeprefix("torch.")), device)
+        except RowFailure as failure:
+            check = Check(math.inf, 0.0, f"raised {failure.text}")
+        else:
+            check = trial.judged(truth.check(row.name, trial.results))
     return Replay(row.name, op.id, str(device), document["place"], float(document["ratio"]), check)
 
 

@@ -15,7 +15,7 @@ from rapid_llm.models.weights import Weight
 from rapid_llm.verify.compare import compare
 from rapid_llm.verify.guard import Guarded
 
-from .calls import MOVING, Call, Values, copied, run
+from .calls import MOVING, Call, Values, copied
 
 COLUMNS: Final = 48
 """Columns of a wide linear whose truth is computed: those that differ most. Exact products of a whole model's weights
@@ -117,10 +117,9 @@ class Trial:
 
 def attempt(call: Call, dtype: torch.dtype, device: torch.device) -> Trial:
     """Run `call` on copies of its step's arguments as `dtype` on `device`, in poisoned memory that is looked at after
-    the call; the row's strides and alignment are those of the arguments."""
+    the call, with their strides and alignment. Raises `RowFailure` for whatever the row raises."""
     guards = {k: Guarded(copied(v, dtype, device)) for k, v in call.values.items() if _moving_tensor(k, v)}
-    values = {**call.values, **{k: g.tensor for k, g in guards.items()}}
-    returned = run(call.op, call.fn, values)
+    returned = Call(call.op, call.row, call.fn, {**call.values, **{k: g.tensor for k, g in guards.items()}}).run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     mutated = get_op(call.op).parsed.mutated

@@ -18,7 +18,7 @@ from tests import scratch
 from tests.engine.text import tiny as tiny_text
 from tests.models import tiny
 
-ROWS = ("acme/rmsnorm", "acme/linear", "acme/silu_and_mul")
+ROWS = ("acme/rmsnorm", "acme/linear", "acme/silu_and_mul", "acme/silu_and_mul.shy", "acme/silu_and_mul.raising")
 
 SOURCE = '''
 import torch
@@ -55,14 +55,27 @@ def silu_and_mul(input, out=None):
     input.view(-1)[0] = 0
     return result
 
+def shy(input, out=None):
+    """Right on copies that do not begin their memory, as a test's often do not; wrong in place."""
+    result = right_silu(input, out)
+    return result if input.storage_offset() else result.mul_(1.5)
+
+def raising(input, out=None):
+    raise IndexError("tile 3 of 2")
+
 def yes():
     return True
 
 def rows():
     schemes = ("unquantized", "q8_0", "q4_0", "q4_1")
     made = [
-        KernelSpec(f"acme/{op}", op, "acme", f"acme_planted:{op}", available="acme_planted:yes")
-        for op in ("rmsnorm", "silu_and_mul")
+        KernelSpec(f"acme/{row}", op, "acme", f"acme_planted:{function}", available="acme_planted:yes")
+        for row, op, function in (
+            ("rmsnorm", "rmsnorm", "rmsnorm"),
+            ("silu_and_mul", "silu_and_mul", "silu_and_mul"),
+            ("silu_and_mul.shy", "silu_and_mul", "shy"),
+            ("silu_and_mul.raising", "silu_and_mul", "raising"),
+        )
     ]
     return [*made, KernelSpec("acme/linear", "linear", "acme", "acme_planted:linear", available="acme_planted:yes",
                               schemes=schemes)]

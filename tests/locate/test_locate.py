@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from rapid_llm.kernels import dispatch
 from rapid_llm.locate import Configuration, locate
+from rapid_llm.locate.calls import RowRaisedError
 from rapid_llm.locate.locate import Located
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.gguf import GGUFFile
@@ -65,10 +67,28 @@ def test_the_faulty_side_may_be_a(tiny_path: Path) -> None:
 @pytest.mark.usefixtures("plugin")
 def test_a_row_that_writes_to_its_input_is_guilty(tiny_path: Path) -> None:
     """Catches: a comparison of results alone; this row's results are right."""
-    (guilty,) = compare(tiny_path, "native", "native silu_and_mul=acme").diagnosis.guilty
+    (guilty,) = compare(tiny_path, "native", "native silu_and_mul=acme/silu_and_mul").diagnosis.guilty
     assert guilty.row == "acme/silu_and_mul"
     assert "only read" in guilty.problem
     assert guilty.ratio == math.inf
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_row_that_is_right_on_copies_alone_is_guilty(tiny_path: Path) -> None:
+    """Catches: a locator that judges copies only; this row is wrong where the model really calls it."""
+    found = compare(tiny_path, "native", "native silu_and_mul=acme/silu_and_mul.shy").diagnosis
+    assert [(g.side, g.row) for g in found.guilty] == [("b", "acme/silu_and_mul.shy")]
+    assert found.explains == ("acme/silu_and_mul.shy",)
+    assert found.runs == 4 <= found.limit
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_row_that_raises_is_named_with_its_place(tiny_path: Path) -> None:
+    """Catches: a traceback that tells a line of the row and not where in the model it was called."""
+    with pytest.raises(
+        RowRaisedError, match=r"acme/silu_and_mul\.raising raised at layer 0 activation: IndexError: tile"
+    ):
+        compare(tiny_path, "native", "native silu_and_mul=acme/silu_and_mul.raising")
 
 
 def test_the_floor_and_the_default_rows_agree(tiny_path: Path) -> None:
@@ -144,12 +164,34 @@ def test_a_fault_against_transformers(tiny_path: Path) -> None:
     assert min(e.own for e in found.layers) > 1e-3
 
 
+def test_a_model_that_is_read_wrongly_is_no_rows_fault(tiny_path: Path) -> None:
+    """Catches: right rows blamed for a wrong constant, and a wrong model that passes because its rows are right."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    file = GGUFFile(tiny_path)
+    config = replace(ModelConfig.from_gguf(file), rms_norm_eps=10.0)
+    found = locate(file, config, Configuration.parse("hf"), Configuration.parse("native"), PROMPTS).diagnosis
+    assert not found.guilty
+    assert found.odd_layers == (0, 1)
+    assert not found.ok
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("b", ["native dtype=fp32 device=cuda", "native dtype=bf16 device=cuda", "device=cuda"])
 def test_cpu_and_gpu_agree(tiny_path: Path, b: str) -> None:
     """Catches: copies between devices that lose strides or dtypes, and a native row of the GPU out of its bound."""
     found = compare(tiny_path, "native dtype=fp32 device=cpu", b).diagnosis
     assert found.ok, found.guilty
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("plugin")
+def test_a_fault_on_the_gpu_is_named(tiny_path: Path) -> None:
+    """Catches: a swap between devices that computes on the wrong one, and a fault lost on the way."""
+    found = compare(tiny_path, "native dtype=fp32 device=cpu", "native dtype=bf16 device=cuda linear=acme").diagnosis
+    assert [g.row for g in found.guilty] == ["acme/linear"]
+    assert found.explains == ("acme/linear",)
+    assert found.runs <= found.limit
 
 
 @pytest.mark.model
