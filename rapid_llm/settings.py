@@ -64,6 +64,12 @@ TABLE: Final = (
         "off: no kernel is compiled on this machine, and rows that would need it are out.",
     ),
     Setting(
+        "RAPID_LLM_LOCK",
+        "a file",
+        "unset",
+        "Run the rows that this file of `rapid-llm kernels lock export` pins; what it pins and is not so is an error.",
+    ),
+    Setting(
         "RAPID_LLM_STRICT",
         "1 or 0",
         "0",
@@ -106,6 +112,12 @@ def trace_file() -> Path | None:
     """Where the decision trace goes, or None."""
     text = os.environ.get("RAPID_LLM_TRACE")
     return _path("RAPID_LLM_TRACE", text) if text else None
+
+
+def lock_file() -> Path | None:
+    """The file of pinned decisions, or None."""
+    text = os.environ.get("RAPID_LLM_LOCK")
+    return _path("RAPID_LLM_LOCK", text) if text else None
 
 
 def op_variable(op_id: str) -> str:

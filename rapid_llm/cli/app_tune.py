@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from .declare import Json, example
+from .declare import Json, example, group
 from .support import guarded
+
+lock = group("Decisions pinned in a file: export, replay, compare. RAPID_LLM_LOCK=FILE makes every command use one.")
 
 
 def tune(kernels: typer.Typer) -> None:
@@ -29,6 +31,7 @@ def tune(kernels: typer.Typer) -> None:
             "rapid-llm kernels tune linear --model llama3-8b --quick --write user",
         ),
     )(kernels_tune)
+    kernels.add_typer(lock, name="lock")
 
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Default: a GPU if there is one.")]
@@ -121,3 +124,59 @@ def kernels_tune(
         write=write,
         json=json,
     )
+
+
+LockFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file of decisions.")]
+
+
+@lock.command(
+    "export",
+    epilog=example(
+        "rapid-llm kernels lock export rapid-llm.lock --model smollm2-135m-instruct",
+        "rapid-llm kernels lock export rapid-llm.lock --trace decisions.json",
+    ),
+)
+@guarded
+def lock_export(
+    file: LockFile,
+    trace: Annotated[Path | None, typer.Option(help="The calls of this file of RAPID_LLM_TRACE.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="What this model binds: a name, a file.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of the model: auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="Of the model: auto, cpu, cuda or cuda:N.")] = "auto",
+    json: Json = False,
+) -> None:
+    """Write which row each call runs here, with the digest of the row's source."""
+    from .kernels_lock import export
+
+    export(file, trace=trace, model=model, dtype=dtype, device=device, json=json)
+
+
+@lock.command("replay", epilog=example("rapid-llm kernels lock replay rapid-llm.lock"))
+@guarded
+def lock_replay(file: LockFile, json: Json = False) -> None:
+    """Check that every pinned row can run its call here, and is what it was.
+
+    Exits with 1 and names each that isn't.
+    """
+    from .kernels_lock import replay
+
+    replay(file, json=json)
+
+
+@lock.command(
+    "diff",
+    epilog=example("rapid-llm kernels lock diff old.lock new.lock", "rapid-llm kernels lock diff rapid-llm.lock"),
+)
+@guarded
+def lock_diff(
+    file: LockFile,
+    other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="Default: what would be chosen here.")] = None,
+    json: Json = False,
+) -> None:
+    """Compare two files of decisions, or one with what dispatch chooses for its calls here.
+
+    Exits with 1 if they differ.
+    """
+    from .kernels_lock import diff
+
+    diff(file, other, json=json)

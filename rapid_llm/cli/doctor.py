@@ -239,7 +239,7 @@ def _environment(report: Report) -> None:
         report.find(
             f"{name} is set and means nothing", f"did you mean {nearest}?" if nearest else "unset it; see doctor --env"
         )
-    for read in (settings.strict, settings.jit, settings.cache_dir, settings.trace_file):
+    for read in (settings.strict, settings.jit, settings.cache_dir, settings.trace_file, settings.lock_file):
         try:
             read()
         except settings.SettingError as error:

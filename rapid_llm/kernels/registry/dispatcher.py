@@ -14,7 +14,7 @@ from typing import Any, Final
 from rapid_llm import settings
 from rapid_llm.platform import device_info
 
-from . import canary, overrides, plugins, probes, ranking, registry, trace
+from . import canary, lockfile, overrides, plugins, probes, ranking, registry, trace
 from . import facts as _facts
 from .capture import capturing
 from .errors import (
@@ -181,9 +181,10 @@ def settle(found: Facts, forced: Forced | None) -> Decision:
     if decision is None:
         with _lock:
             unready: dict[str, NotReadyError] = {}
-            decision = _decide(found, forced, unready)
+            wanted = forced if forced is not None else lockfile.pin(found)
+            decision = _decide(found, wanted, unready)
             while not (make_ready(decision.row, found, unready) and _sound(decision, unready)):
-                decision = _decide(found, forced, unready)
+                decision = _decide(found, wanted, unready)
             if decision.lasting:
                 if len(_decisions) >= MAX_CACHED:
                     _decisions.clear()
@@ -242,6 +243,11 @@ def lookup(key: tuple[object, ...]) -> Decision:
     return _decisions[key, None]
 
 
+def decisions() -> tuple[Decision, ...]:
+    """Every decision that is kept."""
+    return tuple(_decisions.values())
+
+
 def broken_text(name: str) -> str | None:
     """Why a row could not be loaded, or None."""
     return _broken.get(name)
@@ -259,6 +265,7 @@ def notice_environment() -> None:
         hint = f"; did you mean {nearest}?" if nearest else "; rapid-llm doctor --env lists what there is"
         _log.warning("unknown environment variable %s is ignored%s", name, hint)
     trace.follow(settings.trace_file())
+    lockfile.follow(settings.lock_file())
     if not first:
         probes.forget()
         forget(None)

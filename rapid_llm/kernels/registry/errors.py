@@ -48,5 +48,9 @@ class StrictFallbackError(KernelError):
     """`RAPID_LLM_STRICT` is set and a call would fall to the floor because a faster row is broken."""
 
 
+class LockError(KernelError):
+    """A file of pinned decisions cannot be read, or pins a row that is not what it was; the text names both."""
+
+
 class ArgumentError(KernelError, ValueError):
     """Arguments that an op does not take: shapes, dtypes, devices, or overlapping memory."""
