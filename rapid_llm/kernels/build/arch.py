@@ -11,12 +11,22 @@ from .errors import BuildError
 
 VARIABLE: Final = "TORCH_CUDA_ARCH_LIST"
 _ENTRY: Final = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
+_NATIVE: Final = "native"
+"""Torch's word for the visible devices' own: what holds here while the variable is unset."""
 _NAMES: Final = {
+    "Kepler+Tesla": "3.7",
+    "Kepler": "3.5+PTX",
+    "Maxwell+Tegra": "5.3",
+    "Maxwell": "5.0;5.2+PTX",
+    "Pascal": "6.0;6.1+PTX",
+    "Volta+Tegra": "7.2",
     "Volta": "7.0+PTX",
     "Turing": "7.5+PTX",
+    "Ampere+Tegra": "8.7",
     "Ampere": "8.0;8.6+PTX",
     "Ada": "8.9+PTX",
     "Hopper": "9.0+PTX",
+    "Blackwell+Tegra": "11.0",
     "Blackwell": "10.0;10.3;12.0;12.1+PTX",
 }
 """The families that torch's own build understands by name."""
@@ -44,7 +54,7 @@ class Arch:
 def arch_list() -> tuple[Arch, ...] | None:
     """What TORCH_CUDA_ARCH_LIST says, or None if it is unset. A bad entry is a `BuildError` that names it."""
     text = os.environ.get(VARIABLE, "").strip()
-    if not text:
+    if not text.strip(";, ") or text == _NATIVE:
         return None
     entries = []
     for word in re.split(r"[;,\s]+", text.strip(";, ")):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -34,9 +34,9 @@ def export(records: Sequence[store.Record], file: Path) -> None:
         fault = record.fault()
         if fault:
             raise ArchiveError(f"{record.folder} is damaged: {fault}; run: rapid-llm cache gc")
-    handle, partial = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    partial = file.with_name(f".{secrets.token_hex(8)}.tmp")  # not mkstemp's, which nobody else may read
     try:
-        with os.fdopen(handle, "wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        with open(partial, "xb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for record in sorted(records, key=lambda r: r.folder):
                 for name in (record.output, store.RECORD):
                     data = (record.folder / name).read_bytes()
@@ -45,7 +45,7 @@ def export(records: Sequence[store.Record], file: Path) -> None:
                     tar.addfile(member, io.BytesIO(data))
         os.replace(partial, file)
     except BaseException:
-        os.unlink(partial)
+        partial.unlink(missing_ok=True)
         raise
 
 

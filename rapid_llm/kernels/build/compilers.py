@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from .arch import gencode
 from .errors import CompileFailed
-from .process import Done, run, spell
+from .process import Done, programs, run, spell
 from .remember import remembered
 from .unit import Unit
 
@@ -39,13 +39,16 @@ class GxxCompiler:
     timeout_s: float = TIMEOUT_S
 
     def identity(self) -> Mapping[str, str]:
-        """The version that it prints, what it compiles for, and the environment variables that change what it does."""
-        return {"c++": version_text(self.command), **_set(_GCC_VARIABLES)}
+        """The version that it prints, what it compiles for, and what changes what it does: arguments of its command
+        (`g++ -ffast-math`) and environment variables. Which launcher is in front (ccache) does not."""
+        arguments = self.command[len(programs(self.command)) :]
+        given = {"arguments": spell(arguments)} if arguments else {}
+        return {"c++": version_text(self.command), **given, **_set(_GCC_VARIABLES)}
 
-    def dependencies(self, unit: Unit) -> tuple[Path, ...]:
+    def dependencies(self, unit: Unit, scratch: Path | None = None) -> tuple[Path, ...]:
         """From `-M`: the preprocessor's own list, so includes by macro are in it."""
         flags = [flag for flag in unit.flags if flag != "-shared"]
-        return make_rule([*self.command, *flags, *_includes(unit), "-M", str(unit.source)])
+        return make_rule([*self.command, *flags, *_includes(unit), "-M", str(unit.source)], scratch)
 
     def compile(self, unit: Unit, output: Path, log: Path) -> None:
         """One command for compiling and linking."""
@@ -69,14 +72,16 @@ class NvccCompiler:
             **_set((*_NVCC_VARIABLES, *_GCC_VARIABLES)),
         }
 
-    def dependencies(self, unit: Unit) -> tuple[Path, ...]:
+    def dependencies(self, unit: Unit, scratch: Path | None = None) -> tuple[Path, ...]:
         """From `-M`, which covers the passes for host and device; the toolkit's own headers are its version's."""
-        found = make_rule([*self._start(unit), *unit.flags, *_includes(unit), "-M", str(unit.source)])
+        _check_shell([unit.source, *unit.include_dirs])
+        found = make_rule([*self._start(unit), *unit.flags, *_includes(unit), "-M", str(unit.source)], scratch)
         root = os.path.realpath(self.toolchain.root) + os.sep if self.toolchain.root is not None else None
         return tuple(path for path in found if root is None or not os.path.realpath(path).startswith(root))
 
     def compile(self, unit: Unit, output: Path, log: Path) -> None:
         """A shared library, or whatever the output's suffix (.cubin, .ptx, .fatbin) asks for."""
+        _check_shell([output])
         kind = {".cubin": ["-cubin"], ".ptx": ["-ptx"], ".fatbin": ["-fatbin"], ".o": ["-c", "-Xcompiler", "-fPIC"]}
         form = kind.get(output.suffix, ["-shared", "-Xcompiler", "-fPIC"])
         command = [*self._start(unit), *form, *unit.flags, *_includes(unit), str(unit.source), "-o", str(output)]
@@ -106,9 +111,18 @@ def _ask_version(command: Sequence[str]) -> list[str]:
     return [f"{first} [{machine.out.strip() if machine.status == 0 else 'native'}]"]
 
 
-def make_rule(command: Sequence[str]) -> tuple[Path, ...]:
+def _check_shell(paths: Sequence[Path]) -> None:
+    """nvcc hands its passes to a shell without quoting: a `$` would vanish from a path, and the file not be found."""
+    for path in paths:
+        found = re.search(r"[$`'\"\\]", str(path))
+        if found:
+            fix = "install the package, or set RAPID_LLM_CACHE_DIR, where no path has one"
+            raise CompileFailed("", "", first=f"nvcc cannot use {path}: it loses the {found[0]}; {fix}")
+
+
+def make_rule(command: Sequence[str], scratch: Path | None = None) -> tuple[Path, ...]:
     """The prerequisites of the rule that a compiler prints for make, in its order."""
-    done = run(command, timeout_s=TIMEOUT_S)
+    done = run(command, timeout_s=TIMEOUT_S, env={"TMPDIR": str(scratch)} if scratch is not None else None)
     if done.status != 0:
         raise CompileFailed(spell(command), done.err + done.out, done.status)
     return parse_rule(done.out)
@@ -134,7 +148,8 @@ def compile_with(command: Sequence[str], output: Path, log: Path, timeout_s: flo
 
 
 def _write_log(log: Path, command: Sequence[str], done: Done) -> None:
-    log.write_text(f"{spell(command)}\n{done.out}{done.err}")
+    text = f"{spell(command)}\n{done.out}{done.err}"
+    log.write_text(text, encoding="utf-8", errors="backslashreplace")  # names may hold bytes that are no text
 
 
 def _includes(unit: Unit) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,7 +63,7 @@ def recall(name: str) -> Any:
     root = user_root()
     try:
         return json.loads((root / "digests" / f"{name}.json").read_bytes()) if root is not None else None
-    except (OSError, ValueError):  # absent or damaged: found out anew
+    except (OSError, ValueError, RecursionError):  # absent or damaged: found out anew
         return None
 
 
@@ -83,7 +84,7 @@ def _recall(name: str) -> tuple[list[int], str] | None:
 
 def write_quietly(path: Path, text: str) -> None:
     """Keep a text that only saves time: published by one rename; a place that cannot be written is no error."""
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text)

@@ -64,8 +64,9 @@ def build(
     check_thawed(unit)
     limit = LOCK_TIMEOUT_S if lock_timeout_s is None else lock_timeout_s
     job = _Job(unit, compiler, check, base, limit)
-    reasons = []
-    for layer in store.layers():
+    layers = store.layers()
+    reasons = [] if layers[-1].name == "temporary" else ["no temporary directory can be written"]
+    for layer in layers:
         if not layer.writable:
             continue
         try:
@@ -145,7 +146,7 @@ class _Job:
             started = time.monotonic()
             counters.count("compiles")
             with Progress(f"building {self.unit}"):
-                found = keys.headers(self.unit, self.compiler)
+                found = keys.headers(self.unit, self.compiler, staging)
                 output = staging / self.unit.output
                 try:
                     self.compiler.compile(self.unit, output, staging / store.LOG)
@@ -170,7 +171,7 @@ class _Job:
             if any(words in str(error) for words in _NOEXEC):
                 raise _UnusableError(f"nothing can be loaded from there, as if mounted noexec: {error}") from error
             log = output.with_name(store.LOG)
-            said = log.read_text(errors="replace") if log.is_file() else ""
+            said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
             first = f"the compiler left nothing that loads: {error}"
             raise CompileFailed("", f"{first}\n{said}", first=first) from error
 
@@ -180,10 +181,10 @@ class _Job:
         try:
             os.rename(staging, final)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             theirs = store.read(final, layer.name)  # built at once where there are no locks, or of no use
-            if theirs is not None and not _fault(theirs, self.check):
+            if theirs is not None and theirs.headers.hold(self.unit) and not _fault(theirs, self.check):
                 return Artifact(theirs.file, theirs.key, theirs.seconds, True, layer.name)
             store.discard(final, layer.root)
             os.rename(staging, final)
@@ -224,10 +225,10 @@ class _Job:
         """Raise a failure that came after this one had asked, from whomever it waited for, instead of repeating it."""
         try:
             note = json.loads((root / store.LOGS / f"{self.stem}.failed.json").read_bytes())
-            fresh = float(note["at"]) >= asked
+            fresh = asked <= float(note["at"]) <= time.time()  # a note from a clock that was ahead speaks of nothing
             headers = keys.Headers(tuple((str(n), str(d)) for n, d in note["headers"]))
             text = str(note["text"])
-        except (OSError, ValueError, KeyError, TypeError):  # it did not fail
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it did not fail
             return
         if fresh and headers.hold(self.unit):
             raise BuildError(text)
@@ -288,7 +289,7 @@ def _report(unit: Unit, failure: CompileFailed, log: Path | None) -> BuildError:
         text += f"\n  command: {failure.command}"
     if log is not None:
         try:
-            log.write_text(f"{failure.command}\n{failure.output}")
+            log.write_text(f"{failure.command}\n{failure.output}", encoding="utf-8", errors="backslashreplace")
             text += f"\n  log: {log}"
         except OSError as error:
             text += f"\n  log: not written ({error})"

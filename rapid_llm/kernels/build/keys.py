@@ -37,8 +37,11 @@ class Headers:
         return text_digest(*(part for entry in self.entries if entry[1] != ABSENT for part in entry), length=16)
 
     def hold(self, unit: Unit) -> bool:
-        """Whether every header still has the content listed here."""
-        return all(_now(_locate(name, unit)) == digest for name, digest in self.entries)
+        """Whether every header still has the content listed here. A list that names what cannot be does not hold."""
+        try:
+            return all(_now(_locate(name, unit)) == digest for name, digest in self.entries)
+        except (ValueError, IndexError):  # of a record that was altered: no such include directory, no such path
+            return False
 
 
 def base_key(unit: Unit, compiler: Compiler) -> str:
@@ -52,10 +55,10 @@ def base_key(unit: Unit, compiler: Compiler) -> str:
     return text_digest(*parts, length=24)
 
 
-def headers(unit: Unit, compiler: Compiler) -> Headers:
+def headers(unit: Unit, compiler: Compiler, scratch: Path | None = None) -> Headers:
     """The unit's own headers as the compiler lists them now."""
     source = os.path.realpath(unit.source)
-    paths = {os.path.realpath(path) for path in compiler.dependencies(unit)} - {source}
+    paths = {os.path.realpath(path) for path in compiler.dependencies(unit, scratch)} - {source}
     own = sorted(path for path in paths if not _foreign(path, unit))
     named = [(_name(path, unit), path) for path in own]
     present = [(name, file_digest(Path(path))) for name, path in named]

@@ -108,7 +108,7 @@ class KeyLock:
             raise
 
     def _open(self) -> None:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         _held.add(self._fd)
 
     def _close(self) -> None:

@@ -7,8 +7,10 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .errors import BuildTimeout, CompileFailed
 
@@ -25,6 +27,11 @@ class Done:
 def spell(command: Sequence[str]) -> str:
     """The command as one would type it."""
     return shlex.join(command)
+
+
+def programs(command: Sequence[str]) -> tuple[str, ...]:
+    """The words of a compiler's command before its first argument: `ccache g++` of `ccache g++ -I /opt/include`."""
+    return tuple(takewhile(lambda word: not word.startswith("-"), command))
 
 
 def run(
@@ -44,8 +51,8 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            encoding=sys.getfilesystemencoding(),  # compilers name files, so what they say is read as names are
+            errors="surrogateescape",
             env=environment,
             start_new_session=True,
         )

@@ -17,11 +17,27 @@ _line: Final = threading.Lock()
 
 def tell(text: str) -> None:
     """Something a waiting person should know: on the terminal if there is one, else a warning in the log."""
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr, flush=True)
+    if _terminal() and _shown(f"{text}\n"):
         _log.info("%s", text)
     else:
         _log.warning("%s", text)
+
+
+def _terminal() -> bool:
+    """Whether a person may be looking. Standard error may be closed, None (a daemon), or anything (a notebook)."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def _shown(text: str) -> bool:
+    """Write to the terminal; False where it has gone (a closed connection): no build depends on it."""
+    try:
+        print(text, end="", file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
 
 
 class Progress:
@@ -45,20 +61,24 @@ class Progress:
             self._show()
 
     def _show(self) -> None:
-        print(f"\r{self.what} ... {self.seconds:.0f} s", end="", file=sys.stderr, flush=True)
+        _shown(f"\r{self.what} ... {self.seconds:.0f} s")
 
     def __enter__(self) -> Progress:
         _log.info("%s", self.what)
-        if sys.stderr.isatty() and _line.acquire(blocking=False):
+        if _terminal() and _line.acquire(blocking=False):
             self._show()
-            self._writer = threading.Thread(target=self._write, name="rapid-llm-progress", daemon=True)
-            self._writer.start()
+            writer = threading.Thread(target=self._write, name="rapid-llm-progress", daemon=True)
+            try:
+                writer.start()
+                self._writer = writer
+            except RuntimeError:  # no more threads for this user: the line stays as it is
+                _line.release()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._writer is not None:
             self._ended.set()
             self._writer.join()
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _shown("\r\x1b[K")
             _line.release()
         _log.info("%s: %s after %.1f s", self.what, "failed" if kind else "done", self.seconds)

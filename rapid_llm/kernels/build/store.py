@@ -6,8 +6,11 @@ that went into its key) and `build.log`. The folder comes into being by one rena
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -19,7 +22,7 @@ from typing import Any, Final
 
 from .digests import content_digest, user_root
 from .keys import Headers
-from .unit import Unit
+from .unit import PLAIN, Unit
 
 RECORD: Final = "artifact.json"
 LOG: Final = "build.log"
@@ -75,13 +78,21 @@ class Record:
 
 
 def layers() -> tuple[Layer, ...]:
-    """The roots in the order in which they are asked."""
-    user = user_root()
+    """The roots in the order in which they are asked. A process without a home, or without a temporary directory (a
+    read-only container, a full disk), has one less."""
+    user, temporary = user_root(), _temporary_root()
     return (
         Layer("package", Path(__file__).parents[1] / "prebuilt", writable=False),
         *([Layer("user", user, writable=True)] if user is not None else []),
-        Layer("temporary", Path(tempfile.gettempdir()) / f"rapid_llm-{os.getuid()}" / "builds", writable=True),
+        *([Layer("temporary", temporary, writable=True)] if temporary is not None else []),
     )
+
+
+def _temporary_root() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir()) / f"rapid_llm-{os.getuid()}" / "builds"
+    except FileNotFoundError:  # none that can be written
+        return None
 
 
 def open_layer(layer: Layer) -> None:
@@ -94,7 +105,11 @@ def open_layer(layer: Layer) -> None:
 
 def readable(layer: Layer) -> bool:
     """Whether what lies there may be loaded: a temporary directory of somebody else's may not."""
-    return os.path.isdir(layer.root) and (layer.name != "temporary" or not _not_private(layer.root.parent))
+    return (
+        os.access(layer.root, os.R_OK | os.X_OK)
+        and os.path.isdir(layer.root)
+        and (layer.name != "temporary" or not _not_private(layer.root.parent))
+    )
 
 
 def _make_private(folder: Path) -> None:
@@ -137,7 +152,8 @@ def read(folder: Path, layer: str) -> Record | None:
     """The record of one artifact's folder, or None if there is none that can be read."""
     try:
         kept = json.loads((folder / RECORD).read_bytes())
-        if kept["format"] != FORMAT or os.sep in kept["output"]:
+        seconds, created = float(kept["seconds"]), float(kept["created"])
+        if kept["format"] != FORMAT or not PLAIN.fullmatch(kept["output"]) or not math.isfinite(seconds + created):
             return None
         return Record(
             folder=folder,
@@ -149,13 +165,13 @@ def read(folder: Path, layer: str) -> Record | None:
             digest=str(kept["digest"]),
             size=int(kept["size"]),
             arch=str(kept["arch"]),
-            seconds=float(kept["seconds"]),
-            created=float(kept["created"]),
+            seconds=seconds,
+            created=created,
             headers=Headers(tuple((str(n), str(d)) for n, d in kept["headers"])),
             sources=tuple((str(n), str(d)) for n, d in kept["sources"]),
             details=dict(kept["details"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):  # absent, cut short, or not ours
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):  # absent, cut short, not ours
         return None
 
 
@@ -175,8 +191,13 @@ def touch(record: Record) -> None:
 
 
 def stage(root: Path, stem: str) -> Path:
-    """A private folder to build in, on the file system of the artifacts."""
-    return Path(tempfile.mkdtemp(prefix=f"{stem}.", dir=root / STAGING))
+    """A folder of one's own to build in, on the file system of the artifacts.
+
+    Its permissions are those of any new folder, not mkdtemp's: what an image's builder (root, say) made must be of use
+    to whom the image runs as, and several users may share a cache."""
+    folder = root / STAGING / f"{stem}.{secrets.token_hex(8)}"
+    folder.mkdir()
+    return folder
 
 
 def sweep(root: Path, stem: str) -> None:
@@ -186,9 +207,17 @@ def sweep(root: Path, stem: str) -> None:
 
 
 def discard(folder: Path, root: Path) -> None:
-    """Take an artifact away by one rename, then delete it: no reader sees half of it. Raises OSError."""
-    away = Path(tempfile.mkdtemp(prefix="removal.", dir=root / STAGING))
+    """Take an artifact away by one rename, then delete it: no reader sees half of it. Raises OSError.
+
+    A folder in the lower layer of an overlay (a container's image) cannot be renamed: it goes record first, so that no
+    reader finds the rest."""
+    away = stage(root, "removal")
     try:
         os.rename(folder, away / "artifact")
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        (folder / RECORD).unlink(missing_ok=True)
+        shutil.rmtree(folder)
     finally:
         shutil.rmtree(away, ignore_errors=True)

@@ -21,7 +21,7 @@ from typing import Final
 
 from .errors import BuildError
 from .facts import torch_facts
-from .process import run, spell
+from .process import programs, run, spell
 from .remember import remembered
 
 _PROBE_S: Final = 30.0
@@ -166,9 +166,10 @@ def host_command() -> tuple[tuple[str, ...], str]:
             words = tuple(shlex.split(given))
         except ValueError as error:
             return (), f"CXX={given!r} cannot be read as a command: {error}"
-        missing = [word for word in words if not word.startswith("-") and shutil.which(word) is None]
-        if missing:
-            return (), f"CXX={given} names no program: {missing[0]} is not on PATH"
+        named = programs(words)  # what follows the first argument may be an argument's value: -I /opt/include
+        missing = [word for word in named if shutil.which(word) is None]
+        if missing or not named:
+            return (), f"CXX={given} names no program: {missing[0] if missing else words[0]} is not on PATH"
         return words, ""
     for name in ("c++", "g++", "clang++"):
         if shutil.which(name) is not None:
@@ -240,7 +241,7 @@ def _host_part() -> tuple[tuple[str, ...], str | None, Part]:
     if ccbin:  # nvcc reads the variable itself
         command, problem = (ccbin,), "" if shutil.which(ccbin) else f"NVCC_CCBIN={ccbin} names no program"
     elif os.environ.get("CXX"):  # a launcher in front (ccache) is not for nvcc, which wants the compiler alone
-        told = next((word for word in reversed(command) if not word.startswith("-")), None)
+        told = next(reversed(programs(command)), None)
     elif shutil.which("g++") and shutil.which("gcc"):  # what nvcc takes by itself, whatever c++ may be
         command, problem = ("g++",), ""
     elif command:

@@ -49,8 +49,10 @@ class Compiler(Protocol):
     def identity(self) -> Mapping[str, str]:
         """What distinguishes this compiler's output: version text, never the spelling of a path."""
 
-    def dependencies(self, unit: Unit) -> tuple[Path, ...]:
-        """Every header that the unit reads, as the compiler itself reports; raises `CompileFailed`."""
+    def dependencies(self, unit: Unit, scratch: Path | None = None) -> tuple[Path, ...]:
+        """Every header that the unit reads, as the compiler itself reports; raises `CompileFailed`.
+
+        scratch: an existing folder for what the compiler writes on the way; None is the temporary directory."""
 
     def compile(self, unit: Unit, output: Path, log: Path) -> None:
         """Write `output`, and what was said to `log`; raises `CompileFailed` or `BuildTimeout`."""

@@ -116,7 +116,7 @@ def _folders(layers: Sequence[store.Layer] | None) -> Iterator[tuple[store.Layer
         if not store.readable(layer):
             continue
         for group in sorted(layer.root.iterdir()):
-            if group.name in store.FOLDERS or not group.is_dir():
+            if group.name in store.FOLDERS or not group.is_dir() or not os.access(group, os.R_OK | os.X_OK):
                 continue
             for folder in sorted(group.iterdir()):
                 if FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
@@ -137,11 +137,14 @@ def _left_overs(layer: store.Layer, dry_run: bool) -> list[Removed]:
         stem = folder.name.rpartition(".")[0]
         lock = locks.KeyLock(layer.root / store.LOCKS / f"{stem}.lock", f"gc of {stem}", 0.0)
         if not lock.path.exists():  # an import or a removal, which have no lock
-            if time.time() - folder.stat().st_mtime > _CRUMB_S:
+            if _older(folder, time.time() - _CRUMB_S):
                 found.append(_remove(folder, "left-over", f"left behind by a killed {stem}", dry_run))
         elif lock.try_now():
-            found.append(_remove(folder, "left-over", "left behind by a killed build", dry_run))
-            lock.release()
+            try:
+                if folder.exists():  # not one that its builder took away before its lock was free
+                    found.append(_remove(folder, "left-over", "left behind by a killed build", dry_run))
+            finally:
+                lock.release()
     for _, folder in _folders([layer]):
         if store.read(folder, layer.name) is None:
             found.append(Removed("artifact", folder, _size(folder), f"it has no {store.RECORD} that can be read"))
@@ -160,13 +163,15 @@ def _old_notes(layer: store.Layer, older_than_days: float, dry_run: bool) -> lis
     found = []
     limit = time.time() - older_than_days * _DAY_S
     for file in sorted((layer.root / store.LOGS).iterdir()):
-        if file.stat().st_mtime < limit:
+        if _older(file, limit):
             found.append(_remove(file, "log", "old", dry_run))
     for file in sorted((layer.root / store.LOCKS).iterdir()):
         lock = locks.KeyLock(file, "gc", 0.0)
-        if file.stat().st_mtime < limit and lock.try_now():
-            found.append(_remove(file, "lock", "old", dry_run))
-            lock.release()
+        if _older(file, limit) and lock.try_now():
+            try:
+                found.append(_remove(file, "lock", "old", dry_run))
+            finally:
+                lock.release()
     return found
 
 
@@ -176,11 +181,26 @@ def _remove(path: Path, kind: str, reason: str, dry_run: bool) -> Removed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)  # a compiler that outlived its builder may still write there
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
     return removed
+
+
+def _older(path: Path, limit: float) -> bool:
+    """Whether it is there and was last changed before `limit`: builders and other collectors are at work meanwhile."""
+    try:
+        return path.stat().st_mtime < limit
+    except FileNotFoundError:
+        return False
 
 
 def _size(path: Path) -> int:
     if not path.is_dir():
+        return _length(path)
+    return sum(_length(Path(at, name)) for at, _, names in os.walk(path) for name in names)
+
+
+def _length(path: Path) -> int:
+    try:
         return path.lstat().st_size
-    return sum(os.lstat(os.path.join(at, name)).st_size for at, _, names in os.walk(path) for name in names)
+    except FileNotFoundError:  # taken away meanwhile
+        return 0

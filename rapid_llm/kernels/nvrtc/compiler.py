@@ -38,7 +38,7 @@ class NvrtcCompiler:
         """Told without loading the library, so that a warm look-up stays cheap."""
         return {"nvrtc": self.library.identity}
 
-    def dependencies(self, unit: Unit) -> tuple[Path, ...]:
+    def dependencies(self, unit: Unit, scratch: Path | None = None) -> tuple[Path, ...]:
         """The headers reached from the source by `#include "..."`, all from the unit's own include directories."""
         return tuple(path for path, _ in _headers(unit).values())
 

@@ -125,7 +125,7 @@ def test_one_toolkit_by_two_paths_has_one_key(toolkit: Path, tmp_path: Path, mon
     """P9: half an hour of building again because CUDA_HOME is spelled through a link."""
     source = tmp_path / "a.cu"
     source.write_text("")
-    monkeypatch.setattr(NvccCompiler, "dependencies", lambda self, unit: ())
+    monkeypatch.setattr(NvccCompiler, "dependencies", lambda self, unit, scratch: ())
     unit = Unit("jit", "a", source, "a.so", ("-O3",), arch="sm_90")
     one = key_of(unit, NvccCompiler(toolchain()))
     (tmp_path / "current").symlink_to(tmp_path / "cuda")
@@ -179,6 +179,8 @@ def test_no_toolkit_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch
         ("g++ -m64", ("g++", "-m64"), ""),
         ("no-such-compiler", (), "CXX=no-such-compiler names no program"),
         ("ccache no-such", (), "no-such is not on PATH"),
+        ("g++ -I /opt/include --sysroot /opt", ("g++", "-I", "/opt/include", "--sysroot", "/opt"), ""),
+        ("-O3", (), "CXX=-O3 names no program"),
         ("'g++", (), "cannot be read as a command"),
     ],
 )
@@ -203,6 +205,7 @@ def test_cxx_is_a_command(
         (("gcc", "g++", "c++"), "", "", None),
         (("clang++",), "", "", "clang++"),
         (("gcc", "g++", "ccache", "g++-12"), "ccache g++-12", "", "g++-12"),
+        (("gcc", "g++", "ccache", "g++-12"), "ccache g++-12 -I /opt", "", "g++-12"),
         (("gcc", "g++", "mine"), "g++", "mine", None),
         ((), "", "", None),
     ],
@@ -252,6 +255,11 @@ def test_nvcc_is_told_of_a_host_compiler_that_it_would_not_find(
         ("12.0f", 120, "sm_120f"),
         ("12.0f", 121, "sm_120f"),
         ("12.0;12.0a", 121, "sm_120"),
+        ("native", 90, "sm_90"),
+        (" ; ", 90, "sm_90"),
+        ("Pascal;Volta;Hopper", 90, "sm_90"),
+        ("Kepler+Tesla Ampere+Tegra", 87, "sm_87"),
+        ("Blackwell+Tegra", 110, "sm_110"),
     ],
 )
 def test_the_architecture_is_the_devices_within_the_list(
