@@ -12,7 +12,6 @@ import importlib
 import mmap
 import re
 import struct
-import threading
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -23,6 +22,7 @@ from typing import Final
 from .build.arch import Arch
 from .build.toolchain import driver_cuda
 from .registry import KernelError, probes
+from .registry.forking import Lock
 from .registry.probes import Probe
 
 NAME: Final = "rapid_llm._C"
@@ -33,7 +33,7 @@ BUILD: Final = "RAPID_LLM_BUILD_EXT=1 pip install --no-build-isolation -e ."
 
 _INFO: Final = re.compile(rb"RAPID_LLM_BUILD_INFO ([^;\0]*);\0")
 _INCLUDE: Final = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _loaded: Final[list[ModuleType]] = []
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import platform as _host
 import sysconfig
-import threading
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,10 @@ from rapid_llm.platform import cpu_info
 from .build import BuildError, GxxCompiler, Unit, build
 from .build.compilers import PROBE_S
 from .build.extension import import_extension
-from .build.process import run
+from .build.process import run, spell
 from .build.remember import remembered
 from .build.toolchain import host_command, python_part
+from .registry.forking import Lock
 
 SOURCES: Final = Path(__file__).parent / "csrc"
 INCLUDES: Final = (SOURCES, SOURCES / "include")
@@ -64,7 +64,7 @@ LEVELS: Final = (
 _FACTS: Final = {"python": "abi3, 3.11 and later", "tensors": "DLPack exchange API 1"}
 
 _Key = tuple[str, str, Level]
-_locks: Final[defaultdict[_Key, threading.Lock]] = defaultdict(threading.Lock)
+_locks: Final[defaultdict[_Key, Lock]] = defaultdict(Lock)
 """One a module, so that several are built at once."""
 _loaded: Final[dict[_Key, ModuleType]] = {}
 
@@ -106,7 +106,13 @@ def _known(command: tuple[str, ...]) -> list[str]:
 
 
 def _accepts(command: tuple[str, ...], level: Level) -> bool:
-    return run([*command, *level.flags, "-E", "-x", "c++", os.devnull], timeout_s=PROBE_S).status == 0
+    """Whether the compiler takes a level's options. One that fails otherwise (killed, or out of processes) has not
+    answered, and a level must not be taken for unknown for good."""
+    line = [*command, *level.flags, "-E", "-x", "c++", os.devnull]
+    done = run(line, timeout_s=PROBE_S)
+    if done.status and not any(flag in done.err + done.out for flag in level.flags):
+        raise BuildError(f"{spell(line)} ended with {done.status}: {(done.err or done.out).strip()[-300:]}")
+    return done.status == 0
 
 
 def load_cpp(name: str, source: str, level: Level | None = None) -> ModuleType:

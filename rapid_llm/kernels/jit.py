@@ -12,7 +12,6 @@ Sources that include torch's own headers are `torch.utils.cpp_extension.load`'s 
 from __future__ import annotations
 
 import sysconfig
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from .build import BuildError, NvccCompiler, Unit, build, nvcc_arch, toolchain
 from .build.arch import arch_list
 from .build.extension import import_extension
 from .registry import ArgumentError, KernelError, NotReadyError
+from .registry.forking import Lock
 from .registry.probes import Probe
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ MIN_SM: Final = 80
 
 _FACTS: Final = {"python": "abi3, 3.11 and later", "tensors": "DLPack exchange API 1"}
 _OFF: Final = "RAPID_LLM_JIT=off: no kernel is compiled on this machine"
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _Key = tuple[str, str, tuple[str, ...], str]
 _modules: Final[dict[_Key, ModuleType]] = {}
-_building: Final[defaultdict[_Key, threading.Lock]] = defaultdict(threading.Lock)
+_building: Final[defaultdict[_Key, Lock]] = defaultdict(Lock)
 """One a module, so that several are built at once."""
 _kernels: Final[list[Kernel]] = []
 

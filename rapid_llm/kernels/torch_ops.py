@@ -8,7 +8,6 @@ formula.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,12 +15,13 @@ import torch
 from torch.library import Library, register_fake
 
 from .registry import KernelError, codegen, registry
+from .registry.forking import Lock
 from .registry.schema import Arg
 from .registry.spec import OpSpec
 
 NAMESPACE: Final = "rapid_llm_ops"
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _library: Final = Library(NAMESPACE, "FRAGMENT")
 _defined: Final[set[str]] = set()
 

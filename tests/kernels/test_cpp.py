@@ -184,15 +184,36 @@ def test_an_older_compiler_takes_a_lower_level(source: Path, tmp_path: Path, mon
     """Catches: rows that are out because the compiler does not know the newest extension of the CPU."""
     (command,), _ = host_command()
     old = tmp_path / "old-compiler"
-    old.write_text(f'#!/bin/sh\ncase "$*" in *-mavx512*) exit 1;; esac\nexec {command} "$@"\n')
+    old.write_text(
+        f'#!/bin/sh\ncase "$*" in *-mavx512*) echo "no -mavx512f here" >&2; exit 1;; esac\nexec {command} "$@"\n'
+    )
     old.chmod(0o755)
     monkeypatch.setenv("CXX", str(old))
     assert answer() == 42
     (built,) = libraries(tmp_path)
     assert json.loads((built.parent / "artifact.json").read_text())["arch"] == "avx2"
-    old.write_text("#!/bin/sh\nexit 1\n")
+    old.write_text('#!/bin/sh\necho "what is $1?"; exit 1\n')
     with pytest.raises(cpp.BuildError, match="old-compiler does not take -mavx2 -mfma -mf16c"):
         answer()
+
+
+def test_a_compiler_that_was_killed_is_asked_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a level, or all C++ rows, out for good because the compiler ran out of memory when it was asked."""
+    (command,), _ = host_command()
+    tired = tmp_path / "tired-compiler"
+    script = f"""#!/bin/sh
+case "$*" in *-E*) [ -e {tmp_path}/rested ] || {{ echo "Killed signal terminated program cc1plus" >&2; exit 1; }};; esac
+exec {command} "$@"
+"""
+    tired.write_text(script)
+    tired.chmod(0o755)
+    monkeypatch.setenv("CXX", str(tired))
+    with pytest.raises(cpp.BuildError, match="ended with 1: Killed signal"):
+        answer()
+    (tmp_path / "rested").write_text("")
+    assert answer() == 42
 
 
 def test_cxx_may_be_a_command_of_several_words(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
+from rapid_llm.kernels.registry.forking import Lock
+
 from .errors import FrozenError
 
 
@@ -20,7 +22,7 @@ class Counters:
     compiles: int = 0
     hits: int = 0
     kernels: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     def count(self, name: str) -> None:
         """Add one to `compiles`, `hits` or `kernels`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,7 @@ from rapid_llm import settings
 
 from ..build import Artifact, BuildError, Unit, build, nvcc_arch
 from ..registry import ArgumentError, KernelError, NotReadyError
+from ..registry.forking import Lock
 from . import libcuda
 from .compiler import NAME, NvrtcCompiler, read
 from .libcuda import Launch
@@ -59,7 +59,7 @@ class Kernels(dict[tuple[int, Any], Mapping[Hashable, Launch]]):
         self.source = root / source
         self.include_dirs = include_dirs or tuple(dict.fromkeys((root, SOURCES, SOURCES / "include")))
         self.instances = instances
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def __missing__(self, key: tuple[int, Any]) -> Mapping[Hashable, Launch]:
         index, dtype = key

@@ -11,7 +11,6 @@ import importlib.machinery
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,11 +19,12 @@ from typing import Any, Final
 
 from ..build import torch_facts
 from ..build.errors import CompileFailed
+from ..registry.forking import Lock
 
 _NAME: Final = re.compile(r"libnvrtc(-[0-9a-f]{8})?\.so(\.\d+)*")
 _BUILTINS: Final = re.compile(r"libnvrtc-builtins(-[0-9a-f]{8})?\.so((?:\.\d+)*)")
 _SYSTEM: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
-_lock: Final = threading.Lock()
+_lock: Final = Lock()
 """NVRTC may be called by several threads; its first load may not."""
 
 

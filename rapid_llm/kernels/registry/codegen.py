@@ -11,7 +11,6 @@ Under `torch.compile` the function is its torch op; eager calls never pass throu
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any, Final
@@ -20,10 +19,11 @@ from . import dispatcher as _dispatch
 from . import facts as _facts
 from . import overrides, plugins, registry, timing_records, trace
 from .errors import ArgumentError
+from .forking import Lock
 from .schema import REQUIRED
 from .spec import AUTO_DIMS, OpSpec
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _functions: Final[dict[str, FunctionType]] = {}
 _caches: Final[dict[str, dict[Any, Callable[..., Any]]]] = {}
 _by_shape: Final[set[str]] = set()

@@ -5,14 +5,14 @@ This is the only module-level state of the package that registration changes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Final
 
 from .errors import RegistrationError, UnknownOpError, UnknownRowError
+from .forking import Lock
 from .spec import KernelSpec, OpSpec
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _ops: Final[dict[str, OpSpec]] = {}
 _rows: Final[dict[str, dict[str, KernelSpec]]] = {}
 _listeners: Final[list[Callable[[set[str]], None]]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,6 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 from . import overrides
+from .forking import Lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .dispatcher import Decision
     from .facts import Facts
 
-_lock: Final = threading.Lock()
+_lock: Final = Lock()
 _calls: Final[Counter[tuple[str, tuple[object, ...]]]] = Counter()
 _keys: Final[dict[tuple[object, ...], Facts]] = {}
 _falls: Final[Counter[tuple[str, str]]] = Counter()
