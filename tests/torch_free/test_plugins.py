@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,33 @@ def test_a_plugins_rows_are_found_at_the_first_dispatch(install, attr: str) -> N
     found = install(GOOD, f"acme_kernels:{attr}")
     assert (found.rows, found.failure) == (("acme/scale",), None)
     assert dispatch("scale", device="cpu", dtype="fp32", backend="acme")(1, 2) == "acme"
+
+
+def test_a_damaged_foreign_package_hides_no_plugin(install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """Catches an error of somebody else's broken dist-info out of our first dispatch, or taking all plugins along."""
+    first = tmp_path / "first"
+    for name in ("a_damaged", "z_damaged"):
+        info = first / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_bytes(b"[rapid_llm.kernels]\nx = caf\xe9:y\n")
+    (first / "m_unreadable-1.0.dist-info" / "entry_points.txt").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(first))
+    monkeypatch.setattr("sys.path", [3, b"bytes", *sys.path])
+    assert install(GOOD).rows == ("acme/scale",)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "importlib.metadata")
+        assert plugins._any_installed()
+
+
+def test_one_plugin_installed_twice_is_loaded_once(install, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Catches a stale dist-info beside the new one: the second load is a duplicate, reported as a failure."""
+    info = tmp_path / "acme_kernels-0.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Acme_Kernels\nVersion: 0.9\n")
+    (info / "entry_points.txt").write_text("[rapid_llm.kernels]\nacme = acme_kernels:rows [fast]\n")
+    found = install(GOOD, "acme_kernels:rows [fast]")
+    assert (found.rows, found.failure) == (("acme/scale",), None)
 
 
 @pytest.mark.parametrize(

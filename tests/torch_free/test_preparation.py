@@ -124,6 +124,33 @@ def test_a_broken_build_is_reported_and_the_next_row_prepared(rows: Any, compile
     assert len(compiler.calls) == 1
 
 
+@pytest.mark.parametrize("raised", [SystemExit(3), GeneratorExit(), type("Odd", (BaseException,), {})("odd")], ids=repr)
+def test_a_hook_that_ends_the_process_ends_its_row(rows: Any, raised: BaseException) -> None:
+    """P34: a foreign row's `prepare` that calls sys.exit, or raises what is no Exception, takes the engine along."""
+
+    def give_up() -> None:
+        raise raised
+
+    rows.DO["fast"] = give_up
+    report = kernels.prepare([KEY])
+    assert [(r.name, r.status) for r in report.rows] == [("fast/scratch", "failed"), ("slow/scratch", "loaded")]
+    assert type(raised).__name__ in report.rows[0].text
+    assert dispatch("scratch", **FACTS).spec.name == "slow/scratch"
+
+
+def test_an_interrupt_in_a_hook_is_the_users(rows: Any) -> None:
+    """Catches Ctrl-C during a build taken for a failure of the row."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    rows.DO["fast"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        kernels.prepare([KEY])
+    rows.DO.clear()
+    assert dispatch("scratch", **FACTS).spec.name == "fast/scratch"
+
+
 def test_prepare_needs_no_network(compiler: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """P41: a prepare() that fetches anything."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,22 +79,66 @@ def test_an_absent_library_costs_no_process(monkeypatch: pytest.MonkeyPatch) -> 
     assert (result.ok, result.installed, result.text) == (False, False, "no_such_library_anywhere is not installed")
 
 
-def test_the_answer_is_remembered_until_the_installation_changes(
+def test_a_good_answer_is_remembered_until_the_installation_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Catches a child for each start, and a bad answer kept although what it spoke of (a system library that was not
+    installed, a driver, time) has come since."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    scratch.make_module(tmp_path, "moody_library", "raise ImportError('first')")
+    system = tmp_path / "libverbs.so.1"
+    text = f"import os\nif not os.path.exists({str(system)!r}): raise ImportError('libverbs.so.1: cannot open')"
+    scratch.make_module(tmp_path, "moody_library", text)
     runs = []
     real = probes._run_child
     monkeypatch.setattr(probes, "_run_child", lambda *a: runs.append(a) or real(*a))
+    assert "cannot open" in probes.library("moody_library").text
+    system.write_text("")
     for _ in range(2):
         probes.forget()  # as a new process would
-        assert "first" in probes.library("moody_library").text
-    assert len(runs) == 1
-    scratch.make_module(tmp_path, "moody_library", "value = 'second version, and it works'")
-    probes.forget()
-    assert probes.library("moody_library").ok
+        assert probes.library("moody_library").ok
     assert len(runs) == 2
+    scratch.make_module(tmp_path, "moody_library", "raise ImportError('second version')")
+    probes.forget()
+    assert "second version" in probes.library("moody_library").text
+    assert len(runs) == 3
+
+
+def test_what_a_library_prints_at_its_exit_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a line after the verdict read as part of it: an error out of `dispatch`."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scratch.make_module(tmp_path, "polite_library", "import atexit\natexit.register(print, 'bye')")
+    assert probes.library("polite_library").ok
+
+
+def test_a_signal_without_a_name_is_a_text(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a ValueError of `signal.Signals` out of `dispatch`."""
+    assert "was killed by signal 40" in dead(op, "import os; os.kill(os.getpid(), 40)", tmp_path, monkeypatch)
+
+
+def test_a_user_without_a_home_has_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a RuntimeError of `Path.home()`, as under a container's user that no passwd file knows."""
+    for name in ("RAPID_LLM_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scratch.make_module(tmp_path, "homeless_library", "x = 1")
+    assert probes.library("homeless_library").ok
+
+
+@pytest.mark.parametrize("executable", ["", None])
+def test_a_python_that_does_not_know_its_file(
+    executable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a TypeError in an embedding program; entries of sys.path that are no strings are passed over too."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scratch.make_module(tmp_path, "embedded_library", "x = 1")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.path", [*sys.path, 3, b"bytes"])
+        assert probes.library("embedded_library").ok
+    probes.forget()
+    scratch.make_module(tmp_path, "embedded_library", "x = 2  # asked anew")
+    monkeypatch.setattr("sys.executable", executable)
+    assert "does not know its own file" in probes.library("embedded_library").text
 
 
 def test_a_read_only_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

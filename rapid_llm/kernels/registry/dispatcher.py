@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -28,6 +27,7 @@ from .errors import (
 )
 from .facts import Facts
 from .filters import DEGRADED, Verdict, judge
+from .forking import Lock
 from .overrides import Forced
 from .spec import KernelSpec, OpSpec
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 MAX_CACHED: Final = 4096
 """Decisions kept before the cache starts anew."""
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _decisions: Final[dict[tuple[object, ...], Decision]] = {}
 _targets: Final[dict[str, Callable[..., Any]]] = {}
 _broken: Final[dict[str, str]] = {}
@@ -207,7 +207,9 @@ def make_ready(row: KernelSpec, found: Facts, unready: dict[str, NotReadyError])
             probes.load(row.prepare)(found)
     except RegistrationError:
         raise
-    except Exception as error:  # whatever a build or a foreign row raises, the others can still answer
+    except BaseException as error:  # whatever a build or a foreign row raises, the others can still answer
+        if isinstance(error, KeyboardInterrupt):
+            raise
         # A module that builds on import fails as an import; what counts is why.
         cause = error.__cause__ if isinstance(error, ImportError) else error
         if isinstance(cause, NotReadyError):

@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 import sys
-import threading
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import probes, registry
+from .forking import Lock
 from .spec import KernelSpec, OpSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 API_VERSION: Final = 1
 GROUP: Final = "rapid_llm.kernels"
 
 _log = logging.getLogger(__name__)
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _state: Final[dict[str, bool]] = {"scanned": False}
 _plugins: Final[list[Plugin]] = []
 
@@ -54,22 +58,43 @@ def scan() -> None:
             return
         _state["scanned"] = True  # first: a plugin that dispatches while loading must not scan again
         if _any_installed():
-            from importlib import metadata  # 34 ms, so only where some package names the group
-
-            for entry in metadata.entry_points(group=GROUP):
-                _plugins.append(_load(entry.name, entry.value))
+            _plugins.extend(_load(name, value) for name, value in _entries() if not _known(name, value))
 
 
 def rescan() -> None:
     """Look again, for a package installed while running; plugins already loaded stay."""
     with _lock:
-        known = {(p.name, p.value) for p in _plugins}
-        from importlib import metadata
-
-        for entry in metadata.entry_points(group=GROUP):
-            if (entry.name, entry.value) not in known:
-                _plugins.append(_load(entry.name, entry.value))
+        _plugins.extend(_load(name, value) for name, value in _entries() if not _known(name, value))
         _state["scanned"] = True
+
+
+def _known(name: str, value: str) -> bool:
+    return any((p.name, p.value) == (name, value) for p in _plugins)
+
+
+def _entries() -> list[tuple[str, str]]:
+    """(name, value) of every entry point, each once, of the first distribution of a name, as imports would have it.
+
+    Asked of each distribution by itself: one whose files are damaged hides no other's plugins.
+    """
+    from importlib import metadata  # 34 ms, so only where some package names the group
+
+    found: dict[tuple[str, str], None] = {}
+    seen: set[str] = set()
+    for distribution in metadata.distributions(path=_folders()):
+        try:
+            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+            entries = [] if name and name in seen else distribution.entry_points
+            found.update({(e.name, e.value): None for e in entries if e.group == GROUP})
+            seen.add(name)
+        except Exception as error:  # of whatever is wrong with a foreign package's files
+            _log.info("no kernel plugins are looked for in a damaged installation: %s", error)
+    return list(found)
+
+
+def _folders() -> list[str]:
+    """The import path without entries that are no strings, over which imports pass too."""
+    return [folder for folder in sys.path if isinstance(folder, str)]
 
 
 def _any_installed() -> bool:
@@ -79,19 +104,26 @@ def _any_installed() -> bool:
     from pathlib import Path
 
     section = f"[{GROUP}]"
-    for folder in sys.path:
+    for folder in _folders():
         root = Path(folder or ".")
         try:
             files = [*root.glob("*.dist-info/entry_points.txt"), *root.glob("*.egg-info/entry_points.txt")]
-            if any(section in f.read_text(encoding="utf-8", errors="replace") for f in files):
-                return True
         except OSError:  # an unreadable or vanished path entry has no plugins to offer
             continue
+        if any(section in _text(file) for file in files):
+            return True
     return False
 
 
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # one that cannot be read hides no other
+        return ""
+
+
 def _load(name: str, value: str) -> Plugin:
-    module_name, _, attr = value.partition(":")
+    module_name, _, attr = value.partition("[")[0].strip().partition(":")  # [extras] are no part of the name
     before = _row_names()
     try:
         probe = probes.check_module(module_name)

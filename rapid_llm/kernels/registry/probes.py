@@ -2,8 +2,8 @@
 
 A probe or target that lives outside this package is first imported in a child process, so that an ImportError, a
 failing assertion, `sys.exit`, a hard exit, a segmentation fault or a hang there becomes a text here. The child's
-verdict is remembered on disk until the installation changes. A library that is not installed is found absent without a
-child.
+good verdict is remembered on disk until the installation changes; a bad one is not, because what it speaks of may be
+there at the next start. A library that is not installed is found absent without a child.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import importlib.machinery
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rapid_llm import settings
+
+from .forking import Lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ TIMEOUT_S: Final = 120.0
 
 _OWN: Final = "rapid_llm"
 _MARK: Final = "rapid_llm probe verdict:"
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _results: Final[dict[tuple[str, ...], Probe]] = {}
 
 _CHILD: Final = f"""
@@ -148,11 +149,7 @@ def library(name: str, check: str = "") -> Probe:
 
 
 def extension(name: str, path: Path) -> Probe:
-    """Whether the extension module `name` in the file `path` can be imported beside torch, tried in a child process.
-
-    Only a good verdict is remembered on disk: what a bad one speaks of may be there at the next start.
-    """
-    import hashlib
+    """Whether the extension module `name` in the file `path` can be imported beside torch, tried in a child process."""
     from pathlib import Path
 
     torch = importlib.machinery.PathFinder.find_spec("torch")
@@ -160,13 +157,11 @@ def extension(name: str, path: Path) -> Probe:
     parts = (sys.version, sys.executable, name, _stamp(path), _stamp(version))
     with _lock:
         if parts not in _results:
-            digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-            memory = settings.cache_dir() / "probes" / f"{digest}.json"
+            memory = _place(parts)
             known = _recall(memory)
             if known is None:
                 known = _ask_child(f"{name} ({path})", _OPEN, name, str(path))
-                if known.ok:
-                    _remember(memory, known)
+                _remember(memory, known)
             _results[parts] = known
         return _results[parts]
 
@@ -242,7 +237,10 @@ def _ask_child(what: str, code: str, *arguments: str) -> Probe:
     import json
     import subprocess
 
-    command = [sys.executable, "-c", code, json.dumps(sys.path), *arguments]
+    if not sys.executable:
+        return Probe(False, f"no child process could be started to try {what}: this Python does not know its own file")
+    places = [place for place in sys.path if isinstance(place, str)]  # imports pass over others too
+    command = [sys.executable, "-c", code, json.dumps(places), *arguments]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
@@ -253,13 +251,14 @@ def _ask_child(what: str, code: str, *arguments: str) -> Probe:
         return Probe(False, f"no child process could be started to try {what}: {error}")
     _, found, verdict = done.stdout.rpartition(_MARK)
     if found and done.returncode == 0:
-        ok, text = json.loads(verdict)
+        ok, text = json.loads(verdict.partition("\n")[0])  # what follows, the library said at its exit
         return Probe(bool(ok), str(text))
     tail = done.stderr.strip()[-2000:]
     if done.returncode < 0:
         import signal
 
-        cause = f"was killed by {signal.Signals(-done.returncode).name}"
+        known = {int(s): s.name for s in signal.Signals}
+        cause = f"was killed by {known.get(-done.returncode, f'signal {-done.returncode}')}"
     else:
         cause = f"ended its process with status {done.returncode}"
     return Probe(False, f"importing {what} {cause}" + (f"; it printed: {tail}" if tail else ""))
@@ -279,9 +278,8 @@ def _locate(module: str) -> str | None:
     return next(iter(found.submodule_search_locations or []), top)
 
 
-def _memory(location: str, available: str, target: str) -> Path:
+def _memory(location: str, available: str, target: str) -> Path | None:
     """Where the verdict is kept: a name that changes with the library's files, its metadata, Python and torch."""
-    import hashlib
     from pathlib import Path
 
     parts = [sys.version, sys.executable, available, target]
@@ -296,8 +294,19 @@ def _memory(location: str, available: str, target: str) -> Path:
     torch = importlib.machinery.PathFinder.find_spec("torch")
     if torch is not None and torch.origin is not None:
         parts.append(_stamp(Path(torch.origin).parent / "version.py"))
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    return settings.cache_dir() / "probes" / f"{digest}.json"
+    return _place(parts)
+
+
+def _place(parts: Sequence[str]) -> Path | None:
+    """The file for a verdict about `parts`; None for a user without a home, who remembers nothing."""
+    import hashlib
+
+    known = "\0".join(map(str, parts))  # an embedded Python may not know its file
+    digest = hashlib.sha256(known.encode(errors="surrogateescape")).hexdigest()[:32]
+    try:
+        return settings.cache_dir() / "probes" / f"{digest}.json"
+    except (RuntimeError, settings.SettingError):  # of Path.home(), or of a variable that `doctor` reports
+        return None
 
 
 def _stamp(path: Path) -> str:
@@ -308,23 +317,28 @@ def _stamp(path: Path) -> str:
     return f"{path}:{state.st_mtime_ns}:{state.st_size}"
 
 
-def _recall(memory: Path) -> Probe | None:
+def _recall(memory: Path | None) -> Probe | None:
     import json
 
+    if memory is None:
+        return None
     try:
         kept = json.loads(memory.read_text())
-        return Probe(bool(kept["ok"]), str(kept["text"]))
-    except (OSError, ValueError, KeyError, TypeError):  # absent or damaged: the child is asked again
+        return Probe(True) if kept["ok"] is True else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent or damaged: the child is asked again
         return None
 
 
-def _remember(memory: Path, result: Probe) -> None:
+def _remember(memory: Path | None, result: Probe) -> None:
+    """Keep a good verdict: what a bad one lacks (a driver, a system library, memory, time) may be there next time."""
     import json
 
+    if memory is None or not result.ok:
+        return
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
         partial = memory.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps({"ok": result.ok, "text": result.text}))
+        partial.write_text(json.dumps({"ok": True, "text": result.text}))
         partial.replace(memory)
     except OSError as error:
         _log.info("probe result not remembered: %s", error)
