@@ -133,7 +133,7 @@ class Decoder:
             choose=choose,
         )
         self._cos_sin = rotary_table(config, weights.rope_factors).to(device)
-        ranges = buckets()
+        ranges = buckets(device)
         self._limits = [b.high for b in ranges if b.high is not None]
         kinds = linear_kinds(weights)
         examples = (weights.embedding, kinds, self._cos_sin)

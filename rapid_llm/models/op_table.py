@@ -2,7 +2,7 @@
 
 Which row is best for a linear layer depends on how many tokens share the weights' bandwidth, so the choice is made for
 each range of token counts ("bucket") in which every row's conditions hold or fail alike: the fixed limits below, plus
-every limit that a registered row states.
+every limit that a registered row states, plus those between which measured times rank rows alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels import Selected, dispatch
-from rapid_llm.kernels.registry import get_op, rows
+from rapid_llm.kernels.registry import get_op, rows, timing_records
 from rapid_llm.kernels.registry.dispatcher import facts_of
 from rapid_llm.kernels.registry.spec import AUTO_DIMS
 
@@ -83,9 +83,12 @@ class OpTable:
                 yield str(self.bucket), handle.spec.op, handle
 
 
-def buckets() -> tuple[Bucket, ...]:
-    """Consecutive ranges from one token up, split wherever a row of any op of `OPS` starts or stops to fit."""
+def buckets(device: torch.device | None = None) -> tuple[Bucket, ...]:
+    """Consecutive ranges from one token up, split wherever a row of any op of `OPS` starts or stops to fit, and where
+    the records of times on `device` rank rows anew."""
     limits = set(BUCKET_LIMITS)
+    if device is not None:
+        limits |= timing_records.limits(OPS, TOKEN_DIMS, device.type, device.index)
     for op_id in OPS:
         for row in rows(op_id):
             for dim in (*row.shape.require, *row.shape.prefer):

@@ -183,7 +183,7 @@ def test_bindings_name_every_op_in_every_range(decoder: Decoder) -> None:
     for bucket, op, handle in decoder.bindings():
         by_bucket.setdefault(bucket, set()).add(op)
         assert handle.spec.op == op
-    assert set(by_bucket) == {str(b) for b in buckets()}
+    assert set(by_bucket) == {str(b) for b in buckets(decoder.device)}
     assert all(ops == set(OPS) for ops in by_bucket.values())
 
 

@@ -121,10 +121,10 @@ def has(op: str, facts: Facts) -> bool:
     return kind is not None and any(p.op == op for layer in (USER, SHIPPED) for p in table(layer, kind).points)
 
 
-def token_limits(ops: Iterable[str], names: Iterable[str], facts: Facts) -> set[int]:
-    """The sizes of dimensions `names` that end a bucket with points of `ops`, on the facts' device: within one, all
-    sizes are ranked alike but for the nearest point."""
-    kind = device_class(facts.device, facts.index)
+def limits(ops: Iterable[str], names: Iterable[str], device: str, index: int | None = None) -> set[int]:
+    """Sizes of dimensions `names` that end a bucket with points of `ops` on a device, or come right before one: from
+    one to the next, calls are ranked by the same points."""
+    kind = device_class(device, index)
     wanted, counted = set(ops), set(names)
     points = [p for layer in (USER, SHIPPED) for p in table(layer, kind).points] if kind is not None else []
     sizes = {size for p in points if p.op in wanted for name, size in p.dims.items() if name in counted}
