@@ -44,7 +44,8 @@ def run(
 
     `env` is added to this process's environment; messages are asked for in English, so that they can be distilled.
     """
-    environment = {**os.environ, "LC_ALL": "C", **(env or {})}
+    # Without PATH (`env -i`, some service managers) a shell has a default one, and gcc does not find its own parts.
+    environment = {"PATH": os.defpath, **os.environ, "LC_ALL": "C", **(env or {})}
     try:
         process = subprocess.Popen(
             command,

@@ -19,6 +19,7 @@ import pytest
 from rapid_llm.cli import cache as commands
 from rapid_llm.kernels.build import BuildError, GxxCompiler, NvccCompiler, Toolchain, build, key_of, store, upkeep
 from rapid_llm.kernels.build.compilers import version_text
+from rapid_llm.kernels.build.toolchain import host_command
 
 from .standin import StandIn, make_artifact, unit
 
@@ -66,6 +67,14 @@ while [ $# -gt 0 ]; do [ "$1" = -o ] && echo "built by me" > "$2"; shift; done
     program.chmod(0o755)
     monkeypatch.setenv("TMPDIR", "/nowhere")
     assert make_artifact(root, GxxCompiler((str(program),))).layer == "user"
+
+
+def test_without_path_the_compiler_finds_its_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches `cannot execute 'cc1plus'` under `env -i`: the compiler has not the path it was found by."""
+    monkeypatch.delenv("PATH")
+    command, problem = host_command()
+    assert not problem
+    assert build(unit(root, flags=("-shared", "-fPIC")), GxxCompiler(command)).layer == "user"
 
 
 class Gone:
