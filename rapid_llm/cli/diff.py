@@ -160,9 +160,22 @@ def _verdict(d: Diagnosis, case: Path | None) -> list[str]:
 
 
 def _sentence(g: Guilty) -> str:
-    where = g.layers[0] if len(g.layers) == 1 else f"{len(g.layers)} layers, {g.layers[0]} first"
     size = "out of its bound" if g.ratio == float("inf") else f"{g.ratio:.3g} times its bound off"
-    return f"GUILTY {g.row} ({g.op}, side {g.side}) in {where}: {size} at {g.worst}, {g.step}: {g.problem}"
+    return f"GUILTY {g.row} ({g.op}, side {g.side}) in {_where(g.layers)}: {size} at {g.worst}, {g.step}: {g.problem}"
+
+
+def _where(places: Sequence[str]) -> str:
+    """`layers 0-3, 7, head` of `layer 0`, `layer 1`, ..., `head`."""
+    numbers = [int(place.removeprefix("layer ")) for place in places if place.startswith("layer ")]
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    listed = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    layers = [f"layer{'s'[: len(numbers) > 1]} {listed}"] if numbers else []
+    return ", ".join([*layers, *(place for place in places if not place.startswith("layer "))])
 
 
 def _figure(value: float) -> str:

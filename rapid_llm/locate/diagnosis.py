@@ -145,10 +145,10 @@ def layer_errors(
     own: dict[int, float] = {**dict.fromkeys(drift, 0.0), **(fed or {})}
     ratio: dict[int, float] = dict.fromkeys(drift, 0.0)
     for f in findings:
-        layer = f.place.slot.layer
-        if layer is not None:
-            own[layer] = max(own[layer], f.difference)
-            ratio[layer] = max(ratio[layer], 0.0 if f.check_b is None else f.check_b.ratio)
+        at = f.place.slot.layer
+        if at is not None:
+            own[at] = max(own[at], f.difference)
+            ratio[at] = max(ratio[at], 0.0 if f.check_b is None else f.check_b.ratio)
     return tuple(LayerError(i, drift[i], own[i], ratio[i]) for i in sorted(drift))
 
 

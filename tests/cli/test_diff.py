@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rapid_llm.cli.diff import _where
 from tests.locate import planted
 
 from .support import call
@@ -30,7 +31,7 @@ def test_a_guilty_row_ends_with_one_and_a_case_that_replays(
         args = ("diff", *SHORT, "--model", model, "--b", "linear=acme/linear", "--case", case)
         found = call(*args, capsys=capsys)
         assert found.status == 1
-        assert "GUILTY acme/linear (linear, side b) in 2 layers, layer 0 first" in found.out
+        assert "GUILTY acme/linear (linear, side b) in layers 0-1: " in found.out
         assert "swapped into a alone, acme/linear brings the difference about" in found.out
         assert f"--replay {case}" in found.out
         data = json.loads(call(*args, "--json", capsys=capsys).out)
@@ -78,3 +79,16 @@ def test_a_plot_is_a_png_or_says_what_is_missing(
     else:
         assert done.status == 0
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("places", "text"),
+    [
+        (("layer 4",), "layer 4"),
+        (("embedding",), "embedding"),
+        (("layer 0", "layer 1", "layer 3", "head"), "layers 0-1, 3, head"),
+    ],
+)
+def test_places_are_told_in_few_words(places: tuple[str, ...], text: str) -> None:
+    """Catches: thirty layers listed one by one, the head counted as a layer."""
+    assert _where(places) == text
