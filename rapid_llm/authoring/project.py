@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, ops, rows
+from rapid_llm.kernels.registry.probes import find_top
 
 from .cuda_rules import SUFFIXES
 from .request import AuthoringError, is_checkout
@@ -99,7 +100,8 @@ def module_file(name: str) -> Path | None:
     path: list[str] | None = None
     spec = None
     for i, _ in enumerate(parts := name.split(".")):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: i + 1]), path)
+        full = ".".join(parts[: i + 1])
+        spec = find_top(full) if path is None else importlib.machinery.PathFinder.find_spec(full, path)
         if spec is None:
             return None
         path = list(spec.submodule_search_locations or [])

@@ -24,8 +24,9 @@ from .build.compilers import PROBE_S
 from .build.extension import import_extension
 from .build.process import run, spell
 from .build.remember import remembered
-from .build.toolchain import host_command, python_part
+from .build.toolchain import HOST_FIX, host_command, python_part
 from .registry.forking import Lock
+from .registry.probes import Probe
 
 SOURCES: Final = Path(__file__).parent / "csrc"
 INCLUDES: Final = (SOURCES, SOURCES / "include")
@@ -71,24 +72,38 @@ _loaded: Final[dict[_Key, ModuleType]] = {}
 
 def available() -> bool | str:
     """Whether C++ kernels can be built here: True, or why not. Cheap: nothing is compiled."""
+    probe = why_not()
+    return probe.ok or probe.text
+
+
+def why_not() -> Probe:
+    """The first thing that is missing, with its fix."""
+    other = "use a machine that has it; the op's other rows run here"
     if settings.jit() == "off":
-        return "RAPID_LLM_JIT=off"
+        return Probe(False, "RAPID_LLM_JIT=off", fix="unset RAPID_LLM_JIT")
     if _host.machine() not in ("x86_64", "AMD64"):
-        return f"the C++ kernels are for x86-64, this machine is {_host.machine()}"
+        return Probe(False, f"the C++ kernels are for x86-64, this machine is {_host.machine()}", fix=other)
     if LEVELS[0].missing:
-        return f"the CPU lacks {', '.join(LEVELS[0].missing)}"
+        return Probe(False, f"the CPU lacks {', '.join(LEVELS[0].missing)}", fix=other)
     _, problem = host_command()
     if problem:
-        return problem
+        return Probe(False, problem, fix=HOST_FIX)
     header = python_part()
-    return True if header.ok else f"{header.name}: {header.text}; {header.fix}"
+    return Probe(True) if header.ok else Probe(False, f"{header.name}: {header.text}", fix=header.fix)
 
 
 def available_bf16() -> bool | str:
     """The same, for rows that are fast only where the CPU multiplies bf16 in hardware."""
+    probe = why_not_bf16()
+    return probe.ok or probe.text
+
+
+def why_not_bf16() -> Probe:
+    """The first thing that such a row misses, with its fix."""
     if not {"avx512_bf16", "amx_bf16"} & set(cpu_info().isa):
-        return "the CPU has no bf16 arithmetic (avx512_bf16 or amx_bf16)"
-    return available()
+        text = "the CPU has no bf16 arithmetic (avx512_bf16 or amx_bf16)"
+        return Probe(False, text, fix="use a machine that has it; the op's other rows run here")
+    return why_not()
 
 
 def levels() -> tuple[Level, ...]:

@@ -151,7 +151,25 @@ def test_without_pythons_header_the_rows_are_out_and_name_it(monkeypatch: pytest
     """Catches: a row that a probe lets in and that then fails to compile, where Python.h is not installed."""
     missing = Part("Python.h", False, "/usr/include/python3.11/Python.h does not exist", "install python3-dev")
     monkeypatch.setattr(cpp, "python_part", lambda: missing)
-    assert cpp.available() == "Python.h: /usr/include/python3.11/Python.h does not exist; install python3-dev"
+    assert cpp.available() == "Python.h: /usr/include/python3.11/Python.h does not exist"
+    assert cpp.why_not().fix == "install python3-dev"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "fix"),
+    [("RAPID_LLM_JIT", "off", "unset RAPID_LLM_JIT"), ("CXX", "/no/such/g++", "install g++, or set CXX")],
+)
+def test_a_row_that_is_out_comes_with_a_fix_to_type(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, fix: str
+) -> None:
+    """Catches: "do what makes available() answer True" where one variable is set wrongly."""
+    monkeypatch.setenv(variable, value)
+    forget()
+    found = explain("rmsnorm", device="cpu", dtype="fp32").json()
+    monkeypatch.undo()
+    forget()
+    (row,) = [r for r in found["rows"] if r["name"] == "cpp/rmsnorm"]  # type: ignore[attr-defined,index]
+    assert fix in row["reasons"][0]["fix"]
 
 
 def test_a_machine_of_the_same_level_takes_what_another_one_built(

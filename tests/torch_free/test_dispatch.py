@@ -163,6 +163,18 @@ def test_a_missing_row_is_reported_once_and_strict_refuses(
         dispatch("scratch", **FACTS)
 
 
+def test_a_missing_row_that_nobody_measured_is_no_fall(
+    op: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: strict refusing every call because an adapter's library, behind the floor anyway, is not installed."""
+    add(op, available=f"{op}:why", priority=UNMEASURED)
+    monkeypatch.setenv("RAPID_LLM_STRICT", "1")
+    with caplog.at_level(logging.WARNING, "rapid_llm"):
+        assert dispatch("scratch", **FACTS).spec.is_native
+    assert not [r.message for r in caplog.records if "fast/scratch" in r.message]
+    assert reason("fast/scratch")["text"] == "the gadget is unplugged"
+
+
 def test_the_choice_does_not_depend_on_the_order_of_registration(module: str) -> None:
     names = ["a/scratch", "b/scratch", "c/scratch"]
     chosen = set()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rapid_llm.kernels import dispatch, explain
-from rapid_llm.kernels.registry import listing, plugins, registry
+from rapid_llm.kernels import KernelSpec, dispatch, explain
+from rapid_llm.kernels.registry import RegistrationError, listing, plugins, probes, registry
+from rapid_llm.kernels.registry.signature import check_static
 from tests import scratch
 
 
@@ -52,6 +55,33 @@ def test_a_plugins_rows_are_found_at_the_first_dispatch(install, attr: str) -> N
     found = install(GOOD, f"acme_kernels:{attr}")
     assert (found.rows, found.failure) == (("acme/scale",), None)
     assert dispatch("scale", device="cpu", dtype="fp32", backend="acme")(1, 2) == "acme"
+
+
+def test_a_plugin_that_is_linked_by_a_finder_is_found(install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """Catches: "not installed" of what `pip install -e .` installed: setuptools may link it by a finder, on no path."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    scratch.make_module(hidden, "linked_kernels", GOOD.replace("acme_kernels", "linked_kernels"))
+
+    class Linked:
+        """As setuptools' own: knows one name, and raises at another as a foreign finder may."""
+
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> object:
+            del path, target
+            if name == "broken_finder":
+                raise RuntimeError("not mine")
+            file = hidden / "linked_kernels.py"
+            return importlib.util.spec_from_file_location(name, file) if name == "linked_kernels" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Linked])
+    assert probes.installed("linked_kernels")
+    assert not probes.installed("broken_finder")
+    row = KernelSpec("acme/scale", "scale", "acme", "linked_kernels:scale", available="linked_kernels:yes")
+    monkeypatch.setattr(probes, "_in_child", lambda *_: probes.Probe(True))
+    check_static(row, registry.get_op("scale"))
+    with pytest.raises(RegistrationError, match="nothing"):
+        check_static(replace(row, target="linked_kernels:nothing"), registry.get_op("scale"))
 
 
 def test_a_damaged_foreign_package_hides_no_plugin(install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

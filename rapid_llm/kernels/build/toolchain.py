@@ -25,6 +25,7 @@ from .process import programs, run, spell
 from .remember import remembered
 
 _PROBE_S: Final = 30.0
+HOST_FIX: Final = "install g++, or set CXX to a C++ compiler"
 _NO_TOOLKIT: Final = "install the CUDA toolkit (nvcc), or set CUDA_HOME to where it is"
 
 
@@ -234,7 +235,7 @@ def _said(command: Sequence[str]) -> str:
 
 def _host_part() -> tuple[tuple[str, ...], str | None, Part]:
     """The host compiler's command, what nvcc must be told about it, and the part."""
-    name, fix = "host compiler", "install g++, or set CXX to a C++ compiler"
+    name, fix = "host compiler", HOST_FIX
     ccbin = os.environ.get("NVCC_CCBIN", "").strip()
     command, problem = host_command()
     told = None

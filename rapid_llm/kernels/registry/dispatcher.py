@@ -323,15 +323,16 @@ def _decide(found: Facts, forced: Forced | None, unready: Mapping[str, NotReadyE
     if best is None or not best.admitted:
         raise NoKernelError(f"{found.op}: no row can run this call on {found.device}:\n{_lines(judged)}")
     if best.row.is_native:
-        _report_fall(found, best.row, judged, unready)
+        _report_fall(found, best, judged, unready)
     return Decision(found, None, best.row, judged, lasting)
 
 
 def _report_fall(
-    found: Facts, floor: KernelSpec, judged: tuple[Verdict, ...], unready: Mapping[str, NotReadyError]
+    found: Facts, floor: Verdict, judged: tuple[Verdict, ...], unready: Mapping[str, NotReadyError]
 ) -> None:
-    """The floor answers although a row that fits is missing, broken or not built: say so once, or refuse if strict."""
+    """The floor answers only because a row is missing, broken or not built: say so once, or refuse if strict."""
     lost = [v for v in judged if v.reasons and all(r.code in DEGRADED for r in v.reasons)]
+    lost = [v for v in lost if ranking.outranks(v, floor, found)]
     if not lost:
         return
     if settings.strict():
@@ -345,7 +346,7 @@ def _report_fall(
         if (v.row.name, v.reasons[0].text) not in _warned:
             _warned.add((v.row.name, v.reasons[0].text))
             _log.warning("%s runs on its floor; %s is out: %s", found.op, v.row.name, v.reasons[0].text)
-    trace.fell(found.op, floor.name)
+    trace.fell(found.op, floor.row.name)
 
 
 def _lines(judged: tuple[Verdict, ...] | list[Verdict]) -> str:

@@ -184,13 +184,13 @@ def _check(available: str, target: str) -> Probe:
 def call_here(available: str) -> Probe:
     """Import and call a probe in this process; whatever it raises becomes the text.
 
-    Where `available()` answers False, the text is that of the `why_not()` beside it, if there is one.
+    Where `available()` answers False or with a text, the `why_not()` beside it says more, if there is one.
     """
     module, attr = available.split(":")
     try:
         found = importlib.import_module(module)
         answer = getattr(found, attr)()
-        if not answer and attr.startswith("available"):
+        if (not answer or isinstance(answer, str)) and attr.startswith("available"):
             answer = getattr(found, attr.replace("available", "why_not", 1), lambda: answer)()
     except BaseException as error:  # AssertionError and SystemExit at import are among what was met
         if isinstance(error, KeyboardInterrupt):
@@ -264,13 +264,27 @@ def _ask_child(what: str, code: str, *arguments: str) -> Probe:
     return Probe(False, f"importing {what} {cause}" + (f"; it printed: {tail}" if tail else ""))
 
 
+def find_top(top: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a top-level module lies, by any finder: what `pip install -e` links may be on no path. Imports nothing."""
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        try:
+            found: importlib.machinery.ModuleSpec | None = find_spec(top, None) if find_spec is not None else None
+        except Exception as error:  # a foreign finder's failure is not this module's absence
+            _log.debug("%r does not look for %s: %s", finder, top, error)
+            continue
+        if found is not None:
+            return found
+    return None
+
+
 def _locate(module: str) -> str | None:
     """The file of the module's top-level package, found without importing it."""
     top = module.split(".")[0]
     loaded = sys.modules.get(top)
     if loaded is not None:
         return str(getattr(loaded, "__file__", None) or top)
-    found = importlib.machinery.PathFinder.find_spec(top)
+    found = find_top(top)
     if found is None:
         return None
     if found.origin is not None:

@@ -73,6 +73,11 @@ def ordered(judged: Iterable[Verdict], facts: Facts, named: set[str]) -> tuple[V
     return tuple(result)
 
 
+def outranks(verdict: Verdict, floor: Verdict, facts: Facts) -> bool:
+    """Whether a row that is out would come before the floor, were it admitted: one that nobody measured may not."""
+    return ordered((replace(verdict, reasons=()), floor), facts, set())[0].row is verdict.row
+
+
 def _by_time(group: list[Verdict], places: dict[str, int]) -> list[Verdict]:
     """The same rows, those that were measured in their measured order in the places that they share."""
     faster = iter(sorted((v for v in group if v.row.name in places), key=lambda v: places[v.row.name]))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .errors import RegistrationError
+from .probes import find_top
 from .schema import REQUIRED
 from .spec import KernelSpec, OpSpec
 
@@ -122,7 +123,7 @@ def _find(module_name: str) -> importlib.machinery.ModuleSpec | None:
     full = ""
     for part in module_name.split("."):
         full = f"{full}.{part}" if full else part
-        found = importlib.machinery.PathFinder.find_spec(full, paths)
+        found = find_top(full) if paths is None else importlib.machinery.PathFinder.find_spec(full, paths)
         if found is None:
             return None
         paths = list(found.submodule_search_locations or [])
