@@ -110,7 +110,9 @@ def calls_of(
     else:
         names = [model] if model is not None else list(shapes.MODELS)
         listed = [
-            call for n in names for call in shapes.of_model(shapes.MODELS[n], selection.ops, wanted, kinds, quick=quick)
+            call
+            for n in names
+            for call in shapes.of_model(shapes.MODELS[n], selection.ops, wanted, kinds, device, quick=quick)
         ]
     return [call for call in dict.fromkeys(listed) if call.op in selection.ops]
 

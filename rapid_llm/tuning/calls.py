@@ -6,6 +6,7 @@ The arguments are dense, random and seeded. `extras` are sizes that an op's dime
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -20,6 +21,9 @@ from rapid_llm.verify.cases.build import torch_dtype
 from rapid_llm.verify.formats import random_blocks
 
 DENSE: Final = "unquantized"
+DRAWN: Final = 16_777_259
+"""Values that are drawn for one tensor; a prime."""
+
 LIMIT: Final = 1 << 13
 """Positions in rotary tables."""
 
@@ -64,7 +68,11 @@ class Call:
 
 
 def _normal(g: torch.Generator, dtype: str, *shape: int, spread: float = 1.0) -> Tensor:
-    return (torch.randn(shape, generator=g) * spread).to(torch_dtype(dtype))
+    """Normal values; of a huge tensor no more than `DRAWN` are drawn, and repeated: a prime, so that rows differ."""
+    count = math.prod(shape)
+    values = torch.randn(min(count, DRAWN), generator=g) * spread
+    narrow = values.to(torch_dtype(dtype))
+    return (narrow if count <= DRAWN else narrow.repeat(-(-count // DRAWN))[:count]).view(shape)
 
 
 def _rotary(dim: int) -> Tensor:

@@ -49,10 +49,14 @@ MODELS: Final = MappingProxyType(
 """Sizes that can be measured without the model."""
 
 
-def around_limits(op_id: str, sizes: Iterable[int], most: int) -> tuple[int, ...]:
-    """`sizes`, and the last size within and the first beyond every limit that a row of the op states for a count."""
+def around_limits(op_id: str, sizes: Iterable[int], most: int, device: str) -> tuple[int, ...]:
+    """`sizes`, and the last size within and the first beyond every limit that a row of the op states for a count; of
+    rows that are for the kind of `device`."""
+    kind = device.partition(":")[0]
     found = set(sizes)
     for row in registry.rows(op_id):
+        if kind not in (row.devices or (("cuda",) if row.capability else (kind,))):
+            continue
         for dim in (*row.shape.require, *row.shape.prefer):
             if dim.name in COUNTS:
                 found |= set() if dim.max is None else {dim.max, dim.max + 1}
@@ -61,11 +65,17 @@ def around_limits(op_id: str, sizes: Iterable[int], most: int) -> tuple[int, ...
 
 
 def of_model(
-    sizes: ModelSizes, ops: Sequence[str], dtypes: Sequence[str], schemes: Sequence[str], *, quick: bool = False
+    sizes: ModelSizes,
+    ops: Sequence[str],
+    dtypes: Sequence[str],
+    schemes: Sequence[str],
+    device: str,
+    *,
+    quick: bool = False,
 ) -> Iterator[Call]:
     """The calls that a decoder of these sizes makes of `ops`; schemes: of its linear layers."""
     for op_id in ops:
-        counts = around_limits(op_id, QUICK_SIZES if quick else SIZES, max(SIZES))
+        counts = around_limits(op_id, QUICK_SIZES if quick else SIZES, max(SIZES), device)
         if quick:
             counts = tuple(sorted({*QUICK_SIZES, *counts[:1]}))
         for dtype in dtypes:

@@ -25,7 +25,7 @@ def test_arguments_have_the_shape_that_was_asked_for(op_id: str) -> None:
     """Catches: a time filed under another shape, dtype or scheme than the one measured; an op that nothing measures."""
     op = registry.get_op(op_id)
     schemes = [s for s in op.schemes if s != "fp8_block128"]
-    calls = list(of_model(TINY, [op_id], [op.dtypes[0], "bf16"], schemes, quick=True))
+    calls = list(of_model(TINY, [op_id], [op.dtypes[0], "bf16"], schemes, "cpu", quick=True))
     assert calls
     for call in calls:
         values, _ = bind(op, (), call.values("cpu"))
@@ -55,18 +55,19 @@ def test_what_cannot_be_made_says_so() -> None:
 
 def test_both_sides_of_every_limit_are_measured() -> None:
     """Catches P59: an op whose rows change at a limit, and a sweep that only sees one side of it."""
-    sizes = around_limits("linear", (1, 512), 4096)
+    sizes = around_limits("linear", (1, 512), 4096, "cpu")
     for row in registry.rows("linear"):
-        for dim in (*row.shape.require, *row.shape.prefer):
+        for dim in (*row.shape.require, *row.shape.prefer) if "cpu" in row.devices else ():
             if dim.name == "tokens":
                 assert dim.max is None or {dim.max, dim.max + 1} <= set(sizes)
                 assert dim.min is None or {dim.min - 1, dim.min} - {0} <= set(sizes)
-    assert around_limits("rmsnorm", (1, 512), 64) == (1,)
+    assert around_limits("linear", (1, 512), 4096, "cuda:1") == (1, 8, 9, 512)
+    assert around_limits("rmsnorm", (1, 512), 64, "cpu") == (1,)
 
 
 def test_every_op_of_a_decoder_is_measured() -> None:
     """Catches: an op or a linear layer of a model that a run over its sizes leaves out."""
-    calls = list(of_model(MODELS["llama3-8b"], OPS, ["bf16"], ["unquantized"]))
+    calls = list(of_model(MODELS["llama3-8b"], OPS, ["bf16"], ["unquantized"], "cuda"))
     assert {call.op for call in calls} == set(OPS)
     shapes = {(c.dims["out_features"], c.dims["in_features"]) for c in calls if c.op == "linear"}
     assert shapes == {(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)}
