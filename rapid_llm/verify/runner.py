@@ -101,7 +101,7 @@ class Run:
             shape, dtype = self._out_facts(values)
             outs += [Guarded.empty(shape, dtype, self.device, strided=how == "strided") for how in ("", *case.outs)]
         for out in outs:
-            positional, keywords = self._bind(self.guarded(values))
+            positional, keywords = self.bind(self.guarded(values))
             with contextlib.suppress(Exception):
                 self.fn(*positional, **keywords, **({} if out is None else {"out": out.tensor}))
 
@@ -191,29 +191,25 @@ class Run:
         """What one more call gives, in memory of its own for a row that allocates; None after a failure."""
         return self.call(self.guarded(values), None, finite=finite)
 
-    def call(
-        self, args: dict[str, Any], out: Tensor | None, *, finite: bool = False, synchronize: bool = True
-    ) -> list[Tensor] | None:
+    def call(self, args: dict[str, Any], out: Tensor | None, *, finite: bool = False) -> list[Tensor] | None:
         """The result, or the arguments that the op writes."""
-        result = self._invoke(args, out, finite=finite, synchronize=synchronize)
+        result = self._invoke(args, out, finite=finite)
         if result is _RAISED:
             return None
         if self.op.parsed.takes_out:
             return [result] if isinstance(result, Tensor) else None
         return [args[name].tensor for name in self.op.parsed.mutated]
 
-    def _invoke(
-        self, args: dict[str, Any], out: Tensor | None, *, finite: bool = False, synchronize: bool = True
-    ) -> Any:
+    def _invoke(self, args: dict[str, Any], out: Tensor | None, *, finite: bool = False) -> Any:
         """The row's answer; `_RAISED` after an exception, which is reported."""
-        positional, keywords = self._bind(args)
+        positional, keywords = self.bind(args)
         if out is not None:
             keywords["out"] = out
         self.report.calls += 1
         try:
             with PoisonedAllocations(finite):
                 result = self.fn(*positional, **keywords)
-            if self.device.type == "cuda" and synchronize:
+            if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
@@ -221,7 +217,7 @@ class Run:
             return _RAISED
         return result
 
-    def _bind(self, args: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def bind(self, args: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         values = {k: v.tensor if isinstance(v, Guarded) else v for k, v in args.items()}
         if self.row is not None and self.row.prepack is not None:
             values["weight"] = probes.load(self.row.prepack)(values["weight"], self.scheme)
@@ -300,7 +296,7 @@ class Run:
     def _must_raise(self, values: dict[str, Any], kinds: tuple[type[BaseException], ...]) -> None:
         args = self.guarded(values)
         wanted = " or ".join(k.__name__ for k in kinds)
-        positional, keywords = self._bind(args)
+        positional, keywords = self.bind(args)
         self.report.calls += 1
         try:
             self.fn(*positional, **keywords)
@@ -319,7 +315,7 @@ class Run:
         if source.numel() < 2 or not source.is_contiguous():
             raise ValueError(f"case {self._where[0]}: an aliased out needs a contiguous {name} of at least 2 elements")
         out = source.as_strided(source.shape, source.stride(), source.storage_offset() + shift) if shift else source
-        positional, keywords = self._bind(args)
+        positional, keywords = self.bind(args)
         self.report.calls += 1
         try:
             result = self.fn(*positional, **keywords, out=out)
@@ -340,7 +336,7 @@ class Run:
         return state is Standing.FOREIGN_LAYOUT and self._refused(self.guarded(values), None)
 
     def _refused(self, args: dict[str, Any], out: Tensor | None) -> bool:
-        positional, keywords = self._bind(args)
+        positional, keywords = self.bind(args)
         try:
             self.fn(*positional, **keywords, **({} if out is None else {"out": out}))
         except (RuntimeError, ValueError):

@@ -182,7 +182,7 @@ def _no_record(run: Verification, outcome: Outcome) -> str:
     before, now = run.sources.get(row.name), source_of(row, registry.get_op(row.op))
     if before is None or now is None:
         return "its source cannot be read, so no record could go stale"
-    if before.raw != now.raw:
+    if (before.digest, before.extension) != (now.digest, now.extension):
         return "its source was edited during the run"
     return ""
 

@@ -107,13 +107,6 @@ def of(spec: KernelSpec, facts: Facts) -> Evidence:
         return known
     kind = records.device_class(facts.device, facts.index)
     found = _recorded(spec, facts, kind)
-    if (
-        facts.device == "cpu"
-        and registry.is_shipped(spec.name)
-        and not spec.is_native
-        and not (found and found.verified)
-    ):
-        return Evidence("suite", "proven on CPU by the conformance suite that runs on every change")
     if found is not None and (found.verified or not spec.is_native):
         return found
     if spec.is_native:

@@ -156,7 +156,8 @@ def listing(device: str | None = None) -> list[dict[str, object]]:
         forced = _forced_by_environment(op.id)
         for row in registry.rows(op.id):
             dtype = row.dtypes[0] if row.dtypes else op.dtypes[0]
-            facts = _dispatch.facts_of(op.id, (), {"device": where, "dtype": dtype})
+            scheme = {"scheme": row.schemes[0]} if row.schemes else {}
+            facts = _dispatch.facts_of(op.id, (), {"device": where, "dtype": dtype, **scheme})
             reasons = _listed_reasons(row, facts, forced)
             listed.append(
                 {
