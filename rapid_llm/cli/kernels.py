@@ -16,10 +16,11 @@ _DEVICE = re.compile(r"(cpu|cuda(:\d+)?)")
 def list_rows(*, op: str | None, device: str | None, json: bool) -> None:
     """Print `registry.listing`, of one op or of all."""
     import rapid_llm.kernels  # noqa: F401 - declares the ops
-    from rapid_llm.kernels.registry import get_op, listing
+    from rapid_llm.kernels.registry import get_op, listing, plugins
 
     _check_device(device)
     if op is not None:
+        plugins.scan()
         get_op(op)  # raises for an op that doesn't exist, with the nearest name
     rows: list[dict[str, Any]] = [row for row in listing(device) if op is None or row["op"] == op]
     if json:

@@ -8,6 +8,7 @@ a kernel; the op functions themselves come into being on first access.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -71,15 +72,25 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
         return value
-    op_id = _EXPORTS.get(name) or next((op.id for op in _registered_ops() if op.function == name), None)
+    op_id = _EXPORTS.get(name) or _op_called(name)
+    if op_id is None and not name.startswith("_"):  # Python itself asks for names with underscores
+        from .registry import plugins
+
+        plugins.scan()
+        op_id = _op_called(name)
     if op_id is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        here = sys.modules[__name__]  # given, Python adds the nearest name
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=here)
     from .registry.codegen import public_function
 
     function = public_function(op_id)
     if name in _EXPORTS:  # ops of other packages may be unregistered, so they are looked up each time
         globals()[name] = function
     return function
+
+
+def _op_called(name: str) -> str | None:
+    return next((op.id for op in _registered_ops() if op.function == name), None)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rapid_llm import kernels
+from rapid_llm.cli.kernels import list_rows
 from rapid_llm.kernels import KernelSpec, dispatch, explain
 from rapid_llm.kernels.registry import RegistrationError, listing, plugins, probes, registry
 from rapid_llm.kernels.registry.signature import check_static
@@ -134,3 +137,23 @@ def test_a_broken_plugin_is_a_dead_row_with_its_traceback(install, text: str, ex
     assert dead["admitted"] is False
     assert expected in dead["reasons"][0]["text"]  # type: ignore[index]
     assert explain("scale", device="cpu", dtype="fp32").selected == "native/scale"
+
+
+def test_an_op_of_a_plugin_is_there_before_any_dispatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches: `kernels.their_op` and `kernels list --op their_op` unknown, until something else has dispatched."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = scratch.make_module(
+        tmp_path, "scratch_rows", "def native(input, weight, factor=1.0, out=None): return 1\n"
+    )
+    specs = (scratch.op_spec(), scratch.row("native/scratch", f"{module}:native", priority=0))
+    for ask in (lambda: kernels.scratch, lambda: list_rows(op="scratch", device="cpu", json=True)):
+        with contextlib.ExitStack() as stack:
+            load = [lambda s=stack: s.enter_context(scratch.registered(*specs))]
+            monkeypatch.setattr(plugins, "scan", lambda todo=load: todo.pop()() if todo else None)
+            ask()
+        monkeypatch.setattr(plugins, "scan", lambda: None)
+    assert "native/scratch" in capsys.readouterr().out
+    with pytest.raises(AttributeError, match="scratch"):
+        _ = kernels.scratch
