@@ -63,7 +63,8 @@ def kernels_bench(
     """Time the proven rows of ops against the row that dispatch chooses, cold, over the shapes that a model uses.
 
     With --write the times become records, by which dispatch ranks rows on this kind of device from then on; near ties
-    leave its choice as it is. Exits with 1 if nothing was measured.
+    leave its choice as it is. Without, a row that is named is timed even before it is proven. Exits with 1 if nothing
+    was measured.
     """
     from .kernels_bench import bench
 

@@ -56,7 +56,9 @@ def bench(
             calls,
             where,
             path=path,
-            measured=partial(measure.measure, rows=selection.rows, rounds=rounds, max_seconds=seconds),
+            measured=partial(
+                measure.measure, rows=selection.rows, unproven=path is None, rounds=rounds, max_seconds=seconds
+            ),
             seconds=None if minutes is None else minutes * 60,
             clock=time.perf_counter_ns,
             told=partial(_tell, total=len(calls), quiet=json),
@@ -160,8 +162,9 @@ def _finish(results: Sequence[Result], totals: dict[str, Any]) -> None:
         for name, reason in result.missing.items():
             if name not in ran:
                 reasons.setdefault(name, reason.strip().splitlines()[-1].strip())
+    shown = {name for r in results if r.comparison is not None for name in r.comparison.results}
     for name, reason in sorted(reasons.items()):
-        print(f"{name}: not measured: {reason}")
+        print(f"{name}: {'not to be recorded' if name in shown else 'not measured'}: {reason}")
     if totals["written"] is not None:
         for result in results:
             if result.point is not None and result.before != result.after:

@@ -1,7 +1,8 @@
 """One call measured over every proven row that can run it, as a point of the records.
 
 The timing is `rapid_llm.bench`'s, with all that it refuses. Rows without evidence are left out: what is not proven is
-not chosen, however fast it is.
+not chosen, however fast it is. A row that is named can be timed before it is proven, for its author to look at; the
+harness still compares its results with the oracle, and the result is never recorded.
 """
 
 from __future__ import annotations
@@ -80,12 +81,14 @@ def measure(
     device: str,
     *,
     rows: Sequence[str] = (),
+    unproven: bool = False,
     rounds: int = ROUNDS,
     max_seconds: float = SECONDS,
     on: Device | None = None,
     run: Compare = compare,
 ) -> Result:
-    """Time the proven rows of a call against the one that dispatch chooses; rows: only these, and that one.
+    """Time the proven rows of a call against the one that dispatch chooses; rows: only these, and that one; with
+    `unproven` even if they have no evidence.
 
     Never raises for what one call does: an op without example arguments, rows that cannot run and figures that the
     harness refuses are told in the result. on, run: stand-ins for the device and the harness.
@@ -99,8 +102,10 @@ def measure(
     named = {key: value for key, value in arms.arguments.items() if isinstance(key, str)}
     facts = facts_of(call, positional, named)
     ranked = [v.row.name for v in dispatcher.settle(facts, None).verdicts]
-    known, missing = _proven(arms, facts)
-    first = next(name for name in ranked if name in known)
+    known, missing = _proven(arms, facts, set(rows) if unproven else set())
+    first = next((name for name in ranked if name in known and name not in missing), None)
+    if first is None:
+        return Result(call, "", missing=missing, failure="no row of the op has evidence here")
     chosen = [arm for arm in arms.arms if arm.name in known and (not rows or arm.name in rows or arm.name == first)]
     try:
         found = run(
@@ -117,11 +122,14 @@ def measure(
     except (BenchError, RuntimeError) as error:  # RuntimeError: what torch raises where memory ends
         return Result(call, first, missing=missing, failure=f"{type(error).__name__}: {error}")
     missing |= {name: f"refused ({error.code}): {error}" for name, error in found.refused.items()}
-    return Result(call, first, point_of(call, facts, found, ranked), first, found, missing, facts=facts)
+    point = point_of(call, facts, found, ranked)
+    point = replace(point, rows={name: t for name, t in point.rows.items() if name not in missing})
+    return Result(call, first, point, first, found, missing, facts=facts)
 
 
-def _proven(arms: OpArms, facts: Facts) -> tuple[set[str], dict[str, str]]:
-    """Names of the arms that have evidence and a source that a record can hold, and why the others are left out."""
+def _proven(arms: OpArms, facts: Facts, waived: set[str]) -> tuple[set[str], dict[str, str]]:
+    """Names of the arms to time, which have evidence and a source that a record can hold, or are in `waived`; and what
+    there is against an arm's being recorded."""
     missing, known = dict(arms.missing), set()
     for arm in arms.arms:
         row = registry.get_row(arm.name)
@@ -130,7 +138,7 @@ def _proven(arms: OpArms, facts: Facts) -> tuple[set[str], dict[str, str]]:
             missing[arm.name] = f"{proof.state}: {proof.text}; run rapid-llm kernels verify {arm.name}"
         elif timing_records.source_of(row) is None:
             missing[arm.name] = "its source cannot be read, so no record could tell when its times are stale"
-        else:
+        if arm.name not in missing or arm.name in waived:
             known.add(arm.name)
     return known, missing
 

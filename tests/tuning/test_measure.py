@@ -119,6 +119,24 @@ def test_only_proven_rows_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kernels verify cpp/rmsnorm" in result.missing[FAST]
 
 
+def test_a_named_row_is_timed_before_it_is_proven_and_not_recorded() -> None:
+    """Catches: an author's loop in which each edit, which makes the evidence stale, ends the timing; and a record of a
+    row that nobody proved."""
+    evidence.quarantine(FAST, "cpu", "it was wrong here")
+    dispatcher.forget(None)
+    harness = Harness({FAST: 1e-6, FLOOR: 1e-5})
+    result = measured(harness, rows=[FAST], unproven=True)
+    assert sorted(harness.asked) == [FAST, FLOOR]
+    assert result.before == FLOOR
+    assert result.comparison is not None
+    assert FAST in result.comparison.results
+    assert result.point is not None
+    assert list(result.point.rows) == [FLOOR]
+    assert "quarantined" in result.missing[FAST]
+    measured(harness, rows=[FAST])
+    assert harness.asked == [FLOOR]
+
+
 def test_a_refused_row_has_no_time_and_a_reason() -> None:
     """Catches: a row whose figure cannot be trusted that is ranked all the same, or vanishes without a word."""
     result = measured(Harness({FAST: 2e-5}))
@@ -198,3 +216,19 @@ def test_a_watch_sees_each_change_once() -> None:
     assert [next(found) for _ in range(3)] == ["a", "b", "a"]
     assert len(pauses) == 5
     assert watch.source_digest(FAST) is not None
+
+
+@pytest.mark.gpu
+def test_rows_on_a_gpu() -> None:
+    """Catches: arguments, captures or checks of a real device that the scripted harness does not have."""
+    heads = {"query_heads": 8, "kv_heads": 2, "head_dim": 64, "page_size": 16}
+    for call in (
+        Call("rmsnorm", "bf16", None, {"tokens": 512, "hidden": 4096}),
+        Call("attention.decode", "bf16", None, {"sequences": 4, **heads}),
+    ):
+        result = measure.measure(call, "cuda", rounds=14, max_seconds=0.5)
+        assert not result.failure
+        (told,) = measure.record([result], "cuda", timing_records.path_of(USER, "cuda test"))
+        assert told.point is not None
+        assert told.point.rows
+        assert told.regret <= 0.02 + told.point.reach

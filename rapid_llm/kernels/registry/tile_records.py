@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from . import records, timing_records
+from .forking import Lock
 from .records import SHIPPED, USER, Source
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 FORMAT: Final = 1
 FOLDER: Final = "tiles"
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _tables: Final[dict[tuple[str, str], Table]] = {}
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +22,7 @@ from rapid_llm.platform import cpu_info, default_threads
 
 from . import digest, records, registry
 from .errors import UnknownRowError
+from .forking import Lock
 from .records import SHIPPED, USER, Source
 from .spec import KernelSpec, OpSpec
 from .timings import Point, Timing, merged, order
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 FORMAT: Final = 1
 FOLDER: Final = "timings"
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _tables: Final[dict[tuple[str, str], Table]] = {}
 _moved: Final[dict[tuple[str, str], bool]] = {}
 
