@@ -132,7 +132,8 @@ def _recorded(spec: KernelSpec, facts: Facts, kind: str | None) -> Evidence | No
             continue  # another package's row of the same name is another row
         why = _moved(spec, layer, kept)
         if not why:
-            text = (
+            text = "the floor of its op; " if spec.is_native else ""
+            text += (
                 f"proven on {kind} on {proof.date}: {proof.cases} cases, worst error {proof.worst_ratio:.3g} of its "
                 f"bound, {proof.mutants} of {proof.of} wrong rows refused"
             )
