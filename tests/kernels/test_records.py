@@ -16,7 +16,7 @@ from rapid_llm.kernels import registry
 from rapid_llm.kernels.registry import KernelSpec, evidence, records
 
 FILES = sorted(records.folder(records.SHIPPED).glob("cpu-*.json"))
-SOMETIMES = ("rapid_llm.kernels.cpp:available_bf16",)
+SOMETIMES = ("rapid_llm.kernels.cpp:available_bf16", "rapid_llm.kernels.ops.gemm.linear_rowwise:available_bf16")
 """Probes of rows that some classes of CPU lack."""
 
 
