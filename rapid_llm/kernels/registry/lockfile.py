@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from . import digest, records, registry
@@ -225,3 +225,32 @@ def differences(one: Lock, other: Lock) -> list[Difference]:
     titles = {k: (one.entries.get(k) or other.entries[k]).title for k in keys}
     pairs = [Difference(titles[k], side(one, k), side(other, k)) for k in keys]
     return [pair for pair in pairs if pair.here != pair.there]
+
+
+def conflicts(locks: Sequence[Lock]) -> list[str]:
+    """Calls for which two locks name another row or source, each with who names what. Calls that only one lock holds
+    are no conflict: ranks of a model that is split make different calls."""
+    found = []
+    for k in sorted({k for lock in locks for k in lock.entries}):
+        named = [(lock.name, lock.entries[k]) for lock in locks if k in lock.entries]
+        sides: dict[tuple[str, str | None], list[str]] = {}
+        for name, entry in named:
+            sides.setdefault((entry.row, entry.digest), []).append(name)
+        if len(sides) > 1:
+            told = [f"{row} (source {_short(source)}) on {', '.join(who)}" for (row, source), who in sides.items()]
+            found.append(f"{named[0][1].title}: {'; '.join(told)}")
+    return found
+
+
+def agree(lock: Lock, gather: Callable[[Lock], Sequence[Lock]]) -> None:
+    """Raise `LockError` on every rank unless all ranks decided alike for the calls that they share.
+
+    gather: one collective call that gives each rank every rank's lock, such as one of `all_gather_object`. For ranks
+    whose records may differ, before the first collective of a model: rows of other numerics, or of other needs, would
+    part them later, where it shows as a hang.
+    """
+    wrong = conflicts([replace(other, name=f"rank {rank}") for rank, other in enumerate(gather(lock))])
+    if wrong:
+        lines = "\n".join(f"  {line}" for line in wrong)
+        cure = "give them the same records or one RAPID_LLM_LOCK"
+        raise LockError(f"ranks choose differently for {len(wrong)} calls; {cure}:\n{lines}")

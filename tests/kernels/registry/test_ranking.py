@@ -203,8 +203,14 @@ def test_an_edited_row_has_no_times(rows: str, tmp_path: Path) -> None:
     save(point({"alpha/scratch": 1.0, "beta/scratch": 0.5}))
     path = tmp_path / f"{rows}.py"
     text = path.read_text()
-    for edit, winner in (("  # noted", "beta/scratch"), ("; CALLS.clear()", "alpha/scratch"), ("", "beta/scratch")):
-        path.write_text(text.replace('CALLS.append("fast")', f'CALLS.append("fast"){edit}'))
+    fast = 'CALLS.append("fast")'
+    for edited, winner in (
+        (text.replace(fast, f"{fast}  # noted"), "beta/scratch"),
+        (f'__version__ = "9.9"\n{text}', "beta/scratch"),
+        (text.replace(fast, f"{fast}; CALLS.clear()"), "alpha/scratch"),
+        (text, "beta/scratch"),
+    ):
+        path.write_text(edited)
         store.forget()
         dispatcher.forget(None)
         assert chosen() == winner
