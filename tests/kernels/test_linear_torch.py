@@ -205,3 +205,40 @@ def test_refusals() -> None:
             fn(torch.zeros(2, 64), form, torch.zeros(1), scheme="q4_1")
         with pytest.raises(RuntimeError, match=r"linear.*out.*same shape"):
             fn(torch.zeros(1, 64), form, None, torch.zeros(4, 16), scheme="q4_1")
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("scheme", ["unquantized", "q8_0", "q4_1"])
+def test_a_weight_that_is_not_there_is_refused(scheme: str) -> None:
+    """Catches: garbage without an error. The batched product and FBGEMM's operators take a weight that was left on the
+    meta device, and answer with whatever their memory held."""
+    weight = torch.randn(16, 64) if scheme == "unquantized" else _blocks(16, 64, scheme)
+    forms = [(linear_torch.linear_gemv, linear_torch.pack_dense(weight, scheme))]
+    if scheme != "unquantized":
+        packed = linear_rowwise.pack_blocks(weight, scheme)
+        forms += [(linear_rowwise.linear_unpack, packed), (linear_rowwise.linear_unpack_bf16, packed)]
+    for fn, form in forms:
+        for wrong in (form.to("meta"), form[0], form[None], form.view(-1), form.to(torch.float64)):
+            with pytest.raises(RuntimeError, match=r"linear: .*same device"):
+                fn(torch.ones(2, 64), wrong, scheme=scheme)
+
+
+def test_no_outputs_are_an_empty_result() -> None:
+    """Catches: an error of `unflatten` for a weight of no rows."""
+    assert linear_torch.linear_gemv(torch.ones(2, 64), torch.ones(0, 64)).shape == (2, 0)
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_lazy_negation_is_not_lost(count: int) -> None:
+    """Catches: an operator that reads memory where the sign is only promised."""
+    weight = _blocks(16, 64, "q8_0")
+    x = torch.randn(count, 64)
+    negated = torch._neg_view(x.clone())
+    for fn, form in [
+        (linear_rowwise.linear_bag, linear_rowwise.pack_bags(weight, "q8_0")),
+        (linear_rowwise.linear_unpack, linear_rowwise.pack_blocks(weight, "q8_0")),
+        (linear_torch.linear_fp16, linear_torch.pack_fp16(weight, "q8_0")),
+        (linear_torch.linear_gemv, linear_torch.pack_dense(weight, "q8_0")),
+    ]:
+        torch.testing.assert_close(fn(negated, form, scheme="q8_0"), fn(-x, form, scheme="q8_0"))

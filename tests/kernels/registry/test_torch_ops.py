@@ -10,7 +10,8 @@ import torch
 
 import rapid_llm.kernels as kernels
 from rapid_llm.kernels import torch_ops
-from rapid_llm.kernels.registry import KernelError, get_op, ops
+from rapid_llm.kernels.registry import KernelError, get_op, ops, probes, registry
+from rapid_llm.kernels.registry.dispatcher import load_target
 from rapid_llm.kernels.torch_ops import NAMESPACE, define_all
 
 IDS = [op.id for op in ops()]
@@ -237,3 +238,38 @@ def test_a_tensor_elsewhere_is_refused_after_a_good_call(op_id: str) -> None:
         values[arg.name] = values[arg.name].to("meta")
         with pytest.raises((RuntimeError, NotImplementedError), match=r"meta|device"):
             public(**values)
+
+
+def cpu_rows() -> list[str]:
+    """Every row for the CPU that reads its tensors as they are and is there."""
+    rows = [r for op in ops() for r in registry.rows(op.id) if r.backend in ("cpp", "torch") and r.prepack is None]
+    return [r.name for r in rows if r.dtypes and "fp32" in r.dtypes and set(r.schemes or ()) <= {"unquantized"}]
+
+
+@pytest.mark.parametrize("name", cpu_rows())
+def test_a_bound_row_refuses_a_tensor_that_is_not_there(name: str) -> None:
+    """Catches: garbage without an error from a bound handle, whose tensors no dispatch looks at: each tensor in turn is
+    on the meta device, of another dtype's memory, or without memory."""
+    row = registry.get_row(name)
+    if not probes.check(row.available).ok:
+        pytest.skip(f"{name} is not available here")
+    op, function = get_op(row.op), load_target(name)
+    function(**arguments(row.op))
+    for arg in op.parsed.tensors:
+        if arguments(row.op).get(arg.name) is None:
+            continue
+        spoilers = [
+            lambda t: t.to("meta"),
+            *([_without_memory] if row.backend == "cpp" else []),
+        ]  # torch's own operators crash
+        for spoil in spoilers:
+            values = arguments(row.op)
+            values[arg.name] = spoil(values[arg.name])
+            with pytest.raises((RuntimeError, NotImplementedError), match=r"meta|device|memory|storage"):
+                function(**values)
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    left = tensor.clone()
+    left.untyped_storage().resize_(0)
+    return left

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES
-from rapid_llm.kernels.ops.gemm.linear_torch import DENSE, deliver, rows_of
+from rapid_llm.kernels.ops.gemm.linear_torch import DENSE, check_weight, deliver, rows_of
 from rapid_llm.kernels.ops.gemm.precision import exact_linear
 from rapid_llm.platform import cpu_info
 
@@ -92,6 +92,7 @@ def linear_unpack(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, scheme: str = DENSE
 ) -> Tensor:
     """fp32 GEMM over unpacked pieces of the weight."""
+    check_weight(weight, input, torch.uint8, 3)
     outputs, features = weight.shape[0], weight.shape[1] * BLOCK
     rows = rows_of(input, features, outputs, bias)
     count = max(1, PIECE // max(features, 1))
@@ -112,6 +113,7 @@ def linear_unpack_bf16(
     """
     if bias is not None:
         return linear_unpack(input, weight, bias, out, scheme=scheme)
+    check_weight(weight, input, torch.uint8, 3)
     outputs, features = weight.shape[0], weight.shape[1] * BLOCK
     rows = rows_of(input, features, outputs, bias).bfloat16()
     count = max(1, min(outputs, PIECE // max(features, 1)))

@@ -43,6 +43,16 @@ def rows_of(input: Tensor, features: int, outputs: int, bias: Tensor | None) -> 
     return input if input.dim() == 2 else input.reshape(-1, features)
 
 
+def check_weight(weight: Tensor, input: Tensor, dtype: torch.dtype, dims: int) -> None:
+    """Raise unless the weight has this dtype and number of dimensions and lies beside `input`: the batched product and
+    FBGEMM's operators answer for a weight on another device, or of no memory at all, with whatever is in theirs."""
+    if weight.dtype is not dtype or weight.dim() != dims or weight.device != input.device:
+        raise ArgumentError(
+            f"linear: this row reads a weight of {dims} dimensions and {dtype} on the same device, {input.device}: got "
+            f"{tuple(weight.shape)} {weight.dtype} on {weight.device}"
+        )
+
+
 def deliver(product: Tensor, input: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """The row's answer: (rows, out_features), which is fresh, plus bias, in the shape of the result or into `out`."""
     if bias is not None:
@@ -77,9 +87,10 @@ def linear_gemv(
     For one row torch's own product reads a weight at a quarter of the memory's speed, a batched one at all of it, but
     only if the input has strides (1, in_features), as a transpose has and a view of the same numbers has not.
     """
+    check_weight(weight, input, torch.float32, 2)
     outputs, features = weight.shape
     rows = rows_of(input, features, outputs, bias)
-    if rounds_fp32(input) or rows.shape[0] == 0 or features == 0:
+    if rounds_fp32(input) or rows.shape[0] == 0 or features == 0 or outputs == 0:
         return deliver(exact_linear(rows, weight), input, bias, out)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
