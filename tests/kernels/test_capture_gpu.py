@@ -73,6 +73,7 @@ def cold(module: str) -> Iterator[str]:
     """The best row of scale, whose code is not built yet."""
     if not jit.available():
         pytest.skip(f"jit: {jit.why_not().text}")
+    jit.forget()  # an earlier test of this process has loaded it
     yield from _row("cold/scale", module, "cold", prepare=f"{module}:prepare")
 
 

@@ -34,6 +34,9 @@ _NOT_FOLLOWED: Final = (
 )
 """How code is built, chosen and loaded: it decides whether a row answers, not what."""
 
+_CHOICES: Final = frozenset({(f"{_KERNELS}.ops.tile_policy", name) for name in ("resolve_tiles", "tiles")})
+"""Names that are not followed either: they find a row's tiles. What the row itself says of tiles is part of it."""
+
 _FLAGS: Final = {
     f"{_KERNELS}.jit": ((f"{_KERNELS}.jit", "_unit"), (f"{_KERNELS}.build.compilers", "NVCC_FLAGS")),
     f"{_KERNELS}.cpp": tuple((f"{_KERNELS}.cpp", name) for name in ("FLAGS", "LEVELS", "_AVX2", "_AVX512", "_unit")),
@@ -196,7 +199,7 @@ class _Walk:
 
     def name(self, module: str, name: str) -> None:
         """Follow the name `name` of a module."""
-        if not self._own(module):
+        if not self._own(module) or (module, name) in _CHOICES:
             return
         stop = next((m for m in _NOT_FOLLOWED if module == m or module.startswith(m + ".")), None)
         if stop is not None:
@@ -314,12 +317,21 @@ def _parse(name: str, path: Path) -> _Module:
     return module
 
 
+def _is_entered(module: _Module, decorator: ast.expr) -> bool:
+    """Whether a decorator enters a function somewhere, `@tiles("scale")`: it is then called without being named."""
+    if not isinstance(decorator, ast.Call) or not isinstance(decorator.func, ast.Name):
+        return False
+    return module.imports.get(decorator.func.id, ("",))[0].partition(".")[0] == module.name.partition(".")[0]
+
+
 def _sort(module: _Module, statement: ast.stmt) -> None:
     """Enter a top-level statement under every name that it binds."""
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         module.imports.update(_names(module, statement))
     elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         module.defs.setdefault(statement.name, []).append(statement)
+        if any(_is_entered(module, decorator) for decorator in statement.decorator_list):
+            module.loose.append(statement)
     elif isinstance(statement, ast.Expr):
         registers = isinstance(statement.value, ast.Call) and ast.unparse(statement.value.func).endswith("register")
         if not registers and not isinstance(statement.value, ast.Constant):

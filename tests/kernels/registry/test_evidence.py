@@ -199,3 +199,34 @@ def test_the_shipped_files_are_whole() -> None:
         assert table
         assert set(table) <= names
         assert all(p.cases and p.elements and p.of for record in table.values() for p in record.proofs.values())
+
+
+def test_what_is_entered_by_a_decorator_is_part_of_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a heuristic of tiles that changes, and with it what runs, under a record that still holds."""
+    from rapid_llm.kernels.registry import digest
+
+    package = tmp_path / "acme_tiled"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "policy.py").write_text("def tiles(name):\n    return lambda function: function\n")
+    heuristic = "@tiles('op')\ndef _tiles(sm):\n    return {BLOCK}\n"
+    row = f"from acme_tiled.policy import tiles\n\n{heuristic}\ndef run(x):\n    return x\n"
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def parts(block: str) -> dict[str, str]:
+        (package / "row.py").write_text(row.replace("BLOCK", block))
+        walk = digest._Walk(tmp_path, "acme_tiled")
+        walk.name("acme_tiled.row", "run")
+        return walk.parts
+
+    assert parts("128") != parts("256")
+
+
+def test_how_tiles_are_found_is_no_part_of_a_row() -> None:
+    """Catches: records of all Triton rows that go stale with every change of the look-up of tiles."""
+    from rapid_llm.kernels.registry import digest, get_op
+
+    source = digest.source_of(get_row("native/scale"), get_op("scale"))
+    assert source is not None
+    assert "rapid_llm/kernels/ops/elementwise/scale.py" in source.files
+    assert "rapid_llm/kernels/ops/tile_policy.py" not in source.files
