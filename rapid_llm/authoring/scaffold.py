@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import shared
 from .edits import add_group, append, append_close, import_line, import_names, indent, insert_after
 from .existing import schemes, wrapper
 from .extension import declare
@@ -105,16 +106,17 @@ def _op(request: Request, made: Plan, values: dict[str, str]) -> None:
 def _row(request: Request, made: Plan, values: dict[str, str]) -> None:
     """The new row's source, wrapper and test."""
     here, symbol = request.in_checkout, request.symbol
-    csrc = f"rapid_llm/kernels/csrc/{request.group}" if here else f"{request.package}/csrc"
-    sources = _SOURCES[request.path]
+    sources = () if shared.shares(request) else _SOURCES[request.path]
     names = {"kernel.cpp": ".cpp", "kernel.cuh": ".cuh", "launch.h": "_launch.h", "module.cu": ".cu"}
     for source in sources:
-        made.add(f"{csrc}/{symbol}{names[source]}", fill(source, values))
+        made.add(f"{shared.csrc(request)}/{symbol}{names[source]}", fill(source, values))
     if request.path == "external":
         _library(request, made, values)
     if request.path == "aot":
-        made.add(f"csrc/{request.group}/{symbol}.cu", fill("extension.cu", values))
-        declare(made, symbol)
+        parameters = shared.launcher(request)
+        unit = fill("extension.cu", {**values, **shared.doors(symbol, parameters)})
+        made.add(f"csrc/{request.group}/{symbol}.cu", unit)
+        declare(made, symbol, parameters)
     text = fill(f"{request.path}_new.py", values) if request.known is None else wrapper(request, values)
     target = values["adapter"] if request.path == "external" else f"{values['ops']}.{values['module']}"
     made.add(target.replace(".", "/") + ".py", text)

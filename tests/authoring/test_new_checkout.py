@@ -27,6 +27,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rmsnorm", "--path", "jit", "--variant", "two", *WHY),
         ("swap.here", "--group", "shuffling", "--path", "nvrtc", *WHY),
         ("swap.there", "--group", "activation", "--path", "aot", *WHY),
+        ("swap.around", "--path", "aot", *WHY),
+        ("swap.around", "--path", "nvrtc", *WHY),
     ):
         made = new(*words, cwd=root / "docs", root=root)
         assert made.returncode == 0, made.stderr
@@ -39,7 +41,7 @@ def test_a_new_op_passes_the_suites(clone: Path) -> None:
     """Catches: an op without its second formulation, its example call, its plain row or its call as a torch op."""
     chosen = "(swap or rmsnorm_two or rmsnorm.two) and not kernels_compile"
     more = [str(path.relative_to(clone)) for path in sorted((clone / "tests").rglob("test_*swap*.py"))]
-    assert len(more) == 8, more
+    assert len(more) == 10, more
     tested = python("-m", "pytest", "-q", "-k", chosen, *TESTS, *more, cwd=clone, root=clone)
     assert tested.returncode == 0, tested.stdout[-3000:]
 
