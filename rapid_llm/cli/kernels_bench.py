@@ -108,7 +108,7 @@ def calls_of(
     if trace is not None:
         listed = shapes.of_trace(trace)
     elif model is not None and model not in shapes.MODELS:
-        listed = shapes.of_keys(_keys_of_model(model, device, dtypes))
+        listed = shapes.to_the_limits(shapes.of_keys(_keys_of_model(model, device, dtypes)))
     else:
         names = [model] if model is not None else list(shapes.MODELS)
         listed = [

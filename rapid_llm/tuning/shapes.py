@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -164,6 +164,25 @@ def of_keys(keys: Iterable[Mapping[str, Any]]) -> list[Call]:
             call = Call(op.id, key["dtype"], key["scheme"], dims, _left_open(op.id, key["dims"]))
             found.setdefault(str(call), call)
     return list(found.values())
+
+
+def to_the_limits(calls: Iterable[Call], last: int = 512) -> list[Call]:
+    """`calls`, and for each the largest size before the next larger call that differs from it in a count alone; `last`
+    beyond the largest. A model binds a row for a range of counts by its lowest; this is the other end."""
+    listed = list(calls)
+    found = dict.fromkeys(listed)
+    for call in listed:
+        for name in COUNTS:
+            if name not in call.dims or (name == "sequences" and "tokens" in call.dims):
+                continue
+            alike = [c.dims[name] for c in listed if _but(c, name) == _but(call, name)]
+            end = min((size for size in alike if size > call.dims[name]), default=max(last, call.dims[name]) + 1) - 1
+            found.setdefault(replace(call, dims={**call.dims, name: end}))
+    return list(found)
+
+
+def _but(call: Call, name: str) -> str:
+    return str(replace(call, dims={**call.dims, name: 0}) if name in call.dims else "")
 
 
 def _left_open(op_id: str, dims: Mapping[str, int]) -> dict[str, int]:

@@ -36,7 +36,10 @@ STATED: Final = "the heuristic"
 TRIED: Final = "candidate"
 WARPS: Final = (1, 2, 4, 8, 16)
 STAGES: Final = (1, 2, 3, 4, 5, 6)
-LIMIT_SECONDS: Final = 180.0
+LIMIT_SECONDS: Final = 120.0
+PROOF_SECONDS: Final = 1200.0
+"""A proof runs every case of an op; a candidate that takes longer than `LIMIT_SECONDS` hangs."""
+
 PASSES: Final = 3
 
 Tiles = Mapping[str, int]
@@ -159,8 +162,9 @@ def _key(meta: Tiles) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(meta.items()))
 
 
-def children(tasks: Sequence[Task], *, limit_s: float = LIMIT_SECONDS) -> list[Any]:
+def children(tasks: Sequence[Task]) -> list[Any]:
     """Do tasks in a process of their own, and in a fresh one after each that failed."""
+    limit_s = PROOF_SECONDS if any(task.kind == "prove" for task in tasks) else LIMIT_SECONDS
     return list(pool.run(tasks, work, start, jobs=1, limit_s=limit_s))
 
 

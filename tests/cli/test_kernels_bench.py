@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rapid_llm.cli import generate
+from rapid_llm.kernels import dispatch
 from rapid_llm.tuning import measure
 from rapid_llm.tuning.calls import Call
 from rapid_llm.tuning.measure import Result
@@ -64,6 +67,19 @@ def test_sizes_of_a_model(asked: list[Call], capsys: pytest.CaptureFixture[str])
     assert {c.dims["features"] for c in asked if c.op == "silu_and_mul"} == {1536}
     assert {(c.dtype, c.scheme) for c in asked if c.op == "linear"} == {("bf16", "q4_1")}
     assert len(json.loads(done.out)["results"]) == len(asked)
+
+
+def test_what_a_model_binds(
+    asked: list[Call], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: calls at one end of a bound range only; the ops of a model that were not named."""
+    facts = {"device": "cpu", "dtype": "fp32"}
+    handles = [dispatch("rmsnorm", dims={"tokens": n, "hidden": 64}, **facts) for n in (1, 9)]
+    handles.append(dispatch("silu_and_mul", dims={"tokens": 1, "features": 64}, **facts))
+    llm = SimpleNamespace(bindings=lambda: [("1 token", handle.spec.op, handle) for handle in handles])
+    monkeypatch.setattr(generate, "make_llm", lambda model, options: llm)
+    call("kernels", "bench", "rmsnorm", "--model", "some.gguf", "--device", "cpu", capsys=capsys)
+    assert [(c.op, c.dims["tokens"]) for c in asked] == [("rmsnorm", n) for n in (1, 9, 8, 512)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rapid_llm.kernels.registry import timing_records
 from rapid_llm.kernels.registry.dispatcher import dims_reader
 from rapid_llm.kernels.registry.facts import bind, read
 from rapid_llm.tuning.calls import Call
-from rapid_llm.tuning.shapes import MODELS, ModelSizes, around_limits, of_keys, of_model, of_trace
+from rapid_llm.tuning.shapes import MODELS, ModelSizes, around_limits, of_keys, of_model, of_trace, to_the_limits
 
 TINY = ModelSizes(hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, vocab=100)
 OPS = [op.id for op in registry.ops() if table.is_shipped(registry.rows(op.id)[0].name)]
@@ -90,3 +90,13 @@ def test_a_trace_gives_its_calls_once_each(tmp_path: Path) -> None:
     key = {"op": "embedding", "dtype": "fp32", "scheme": "unquantized"}
     call = of_keys([{**key, "dims": {"tokens": 1, "vocab": 10, "numel": 80}}])[0]
     assert call.values("cpu")["weight"].shape == (10, 8)
+
+
+def test_both_ends_of_what_a_model_binds_are_measured() -> None:
+    """Catches P59: a row bound for 9 to 31 tokens by its time at 9; another layer's ranges taken for its."""
+    calls = [Call("rmsnorm", "fp32", None, {"tokens": n, "hidden": 64}) for n in (1, 2, 9)]
+    calls.append(Call("rmsnorm", "fp32", None, {"tokens": 1, "hidden": 32}))
+    found = {(c.dims["hidden"], c.dims["tokens"]) for c in to_the_limits(calls, last=100)}
+    assert found == {(64, 1), (64, 2), (64, 8), (64, 9), (64, 100), (32, 1), (32, 100)}
+    prefill = Call("attention.prefill", "fp32", None, {"tokens": 4, "sequences": 1, "head_dim": 8})
+    assert {c.dims["sequences"] for c in to_the_limits([prefill])} == {1}
