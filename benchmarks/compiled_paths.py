@@ -1,8 +1,9 @@
 """What `scale` costs on each compiled path: to build from nothing, to load when built, and to call.
 
-`python -m benchmarks.compiled_paths`, on a machine with an NVIDIA GPU. Builds and loads are first calls, result and
-all, in fresh processes in which torch has been loaded and CUDA initialised; a build from nothing begins with an empty
-cache directory, so it includes the look at the toolchain. Calls are host time, `out` given, of a bound handle.
+`python -m benchmarks.compiled_paths`, on a machine with an NVIDIA GPU. From nothing is the first call, result and all,
+in a fresh process with an empty cache directory, so it includes the look at the toolchain; torch has been loaded and
+CUDA initialised. When built is what dispatch takes in such a process to give a handle whose code is loaded. Calls are
+host time, `out` given, of a bound handle.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ from . import common
 MODULE = "benchmarks.compiled_paths"
 SIZE = 4096
 
-# Run in a fresh process: nanoseconds of the row's first call.
-FIRST_CALL = """
+# Run in a fresh process: nanoseconds until there is a handle, and of its first call with the result.
+FIRST = """
 import sys, torch
 from rapid_llm.bench import first_call
-from rapid_llm.kernels.registry import get_row, probes
+from rapid_llm.kernels import dispatch
 x = torch.ones(4096, dtype=torch.float16, device="cuda")
 out = torch.empty_like(x)
+expected = x * 0.5
 torch.cuda.synchronize()
+handles = []
 def call():
-    probes.load(get_row(sys.argv[1]).target)(x, 0.5, out)
+    handles[0](x, 0.5, out)
     torch.cuda.synchronize()
-import rapid_llm.kernels
-spent = first_call(call)
-assert torch.equal(out, x * 0.5)
-print(spent)
+bound = first_call(lambda: handles.append(dispatch("scale", x, 0.5, backend=sys.argv[1])))
+called = first_call(call)
+assert torch.equal(out, expected)
+print(bound, called)
 """
 
 LIMITS = {"jit/scale": (6.0, 0.05), "nvrtc/scale": (0.3, 0.05), "aot/scale": (None, 0.05)}
@@ -58,30 +61,30 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def first_calls(run: Run, row: str, cold: float | None, warm: float, runs: int) -> None:
-    """From nothing, each time with a cache of its own, and built, with the last of these caches."""
+    """From nothing, each time with a cache of its own, and built, with that cache."""
     fresh, built = [], []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as cache:
-            if cold is not None:
-                fresh.append(first_call_s(row, cache))
-            built.append(first_call_s(row, cache))
-    if fresh:
+            fresh.append(sum(first_s(row, cache)))
+            built.append(first_s(row, cache)[0])
+    if cold is not None:
         spent = summarise(fresh)
         run.add(Figure(f"{row}, first call from nothing", spent.median, "s", at_most=cold, detail=spent.json()))
     spent = summarise(built)
-    run.add(Figure(f"{row}, first call when built", spent.median, "s", at_most=warm, detail=spent.json()))
+    run.add(Figure(f"{row}, a loaded handle when built", spent.median, "s", at_most=warm, detail=spent.json()))
 
 
-def first_call_s(row: str, cache: str) -> float:
+def first_s(row: str, cache: str) -> tuple[float, float]:
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL, row],
+        [sys.executable, "-c", FIRST, row],
         env={**os.environ, "RAPID_LLM_CACHE_DIR": cache},
         capture_output=True,
         text=True,
     )
     if done.returncode != 0:
         raise BenchError(f"{row}: {done.stderr.strip()[-2000:]}")
-    return int(done.stdout) / 1e9
+    bound, called = done.stdout.split()
+    return int(bound) / 1e9, int(called) / 1e9
 
 
 def calls(run: Run, blocks: int) -> None:
@@ -98,6 +101,8 @@ def calls(run: Run, blocks: int) -> None:
         found = bench_host(bound, args=(x, 0.5, out), blocks=blocks, block_seconds=0.002)
         run.add(Figure(f"{row}, bound call", found.ns / 1e3, "us", at_most=limit, detail=found.json()))
         torch.cuda.synchronize()
+    torch.mul(x, 0.5, out=out)  # its kernel is loaded by the first call
+    torch.cuda.synchronize()
     found = bench_host(torch.mul, args=(x, 0.5), kwargs={"out": out}, blocks=blocks, block_seconds=0.002)
     run.add(Figure("torch.mul with out=", found.ns / 1e3, "us", detail=found.json()))
 
