@@ -21,7 +21,7 @@ from rapid_llm.platform import cpu_info
 
 from .build import BuildError, GxxCompiler, Unit, build
 from .build.compilers import PROBE_S
-from .build.extension import import_extension
+from .build.extension import import_extension, take
 from .build.process import run, spell
 from .build.remember import remembered
 from .build.toolchain import HOST_FIX, host_command, python_part
@@ -141,8 +141,10 @@ def load_cpp(name: str, source: str, level: Level | None = None) -> ModuleType:
     key = (name, source, _checked(name, level) if level is not None else _highest(name, command))
     with _locks[key]:
         if key not in _loaded:
-            artifact = build(_unit(*key), GxxCompiler(command))
-            _loaded[key] = import_extension(f"rapid_llm_cpp_{name}", artifact.path)
+            _loaded[key] = take(
+                lambda: build(_unit(*key), GxxCompiler(command)),
+                lambda path: import_extension(f"rapid_llm_cpp_{name}", path),
+            )
         return _loaded[key]
 
 

@@ -23,7 +23,7 @@ from rapid_llm.platform import has_nvidia
 
 from .build import BuildError, NvccCompiler, Unit, build, nvcc_arch, toolchain
 from .build.arch import arch_list
-from .build.extension import import_extension
+from .build.extension import import_extension, take
 from .registry import ArgumentError, KernelError, NotReadyError
 from .registry.forking import Lock
 from .registry.probes import Probe
@@ -146,8 +146,8 @@ def _build(name: str, source: str, flags: tuple[str, ...], arch: str) -> ModuleT
     if not tools.compiles_for(arch):
         known = ", ".join(tools.archs)
         raise BuildError(f"jit/{name}: nvcc {tools.part('nvcc').text} does not compile for {arch}, only for {known}")
-    artifact = build(_unit(name, source, flags, arch), NvccCompiler(tools))
-    return import_extension(f"rapid_llm_jit_{name}", artifact.path)
+    unit = _unit(name, source, flags, arch)
+    return take(lambda: build(unit, NvccCompiler(tools)), lambda path: import_extension(f"rapid_llm_jit_{name}", path))
 
 
 def _unit(name: str, source: str, flags: tuple[str, ...], arch: str) -> Unit:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +86,23 @@ def test_nothing_half_built_is_ever_taken(source: Path, tmp_path: Path, cut: int
     kept.write_bytes(whole[:cut])
     (tmp_path / "cache" / "builds" / "staging" / "cpp-answer-killed.x").mkdir()
     assert answer() == 42
+
+
+def test_a_kernel_collected_before_it_is_loaded_is_built_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a row lost for the process because `cache gc` came between its look-up and its import."""
+    calls = []
+    real = cpp.build
+
+    def build(*args: Any) -> Any:
+        found = real(*args)
+        calls.append(found.cached)
+        if len(calls) == 1:
+            shutil.rmtree(found.path.parent)
+        return found
+
+    monkeypatch.setattr(cpp, "build", build)
+    assert answer() == 42
+    assert calls == [False, False]
 
 
 def test_a_broken_source_names_the_first_error_the_command_and_the_log(source: Path) -> None:

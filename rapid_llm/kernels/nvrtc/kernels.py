@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rapid_llm import settings
 
 from ..build import Artifact, BuildError, Unit, build, nvcc_arch
+from ..build.extension import take
 from ..registry import ArgumentError, KernelError, NotReadyError
 from ..registry.forking import Lock
 from . import libcuda
@@ -117,8 +118,7 @@ class Kernels(dict[tuple[int, Any], Mapping[Hashable, Launch]]):
 
         if torch.cuda.is_current_stream_capturing():
             raise NotReadyError(f"nvrtc/{self.name} is not loaded, and a CUDA graph is being captured")
-        artifact = self.build(sm_version(torch.device("cuda", index)), dtype)
-        cubin, symbols = read(artifact.path)
+        cubin, symbols = take(lambda: self.build(sm_version(torch.device("cuda", index)), dtype), read)
         wanted = self.instances(dtype)
         driver = libcuda.driver()
         handles = driver.functions(cubin, [symbols[name] for name, _ in wanted.values()], index)

@@ -87,7 +87,7 @@ def source(op: OpSpec) -> str:
     lines += [
         "    try:",
         f"        row = _cache[{_key(op)}]",
-        "    except (KeyError, AttributeError):",
+        "    except (KeyError, AttributeError, IndexError):",
         "        row = None  # decided below, outside, so that an error there does not drag this one along",
         "    if row is None:",
         f"        row = _miss({everything})",

@@ -110,6 +110,9 @@ def read(op: OpSpec, dims_of: Callable[..., dict[str, int]], values: Mapping[str
     except (IndexError, AttributeError) as error:
         shapes = ", ".join(f"{n} {tuple(t.shape)}" for n, t in tensors)
         raise ArgumentError(f"{op.id}: shapes do not fit {op.schema}: {shapes} ({error})") from None
+    for name, value in dims.items():
+        if not isinstance(value, int):
+            raise ArgumentError(f"{op.id}: {name} must be a whole number, got {value!r}")
     everything = tensors if out is None else [*tensors, ("out", out)]
     dims["numel"] = max(t.numel() for _, t in everything)
     dims["extent"] = max(_extent(t) for _, t in everything)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import subprocess
@@ -14,9 +15,10 @@ import torch
 
 import rapid_llm.kernels as kernels
 from rapid_llm.kernels import Dim, Shape, dispatch, explain, profiler_ranges, register, use_backend
-from rapid_llm.kernels.registry import ArgumentError, ops, trace
+from rapid_llm.kernels.registry import ArgumentError, get_op, ops, trace
 from rapid_llm.kernels.registry.codegen import cache_of, public_function, source
 from tests import scratch
+from tests.kernels.registry.test_torch_ops import arguments
 
 
 def tensors(tokens: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,3 +199,20 @@ def test_the_source_reads_no_shape_where_no_row_asks() -> None:
     text = source(next(op for op in ops() if op.id == "scale"))
     assert "shape" not in text
     assert "type(input), input.dtype, input.device" in text
+
+
+@pytest.mark.parametrize("op_id", [op.id for op in ops()])
+def test_a_tensor_without_dimensions_is_no_index_error(op_id: str) -> None:
+    """Catches: `tuple index out of range`, which says neither op nor argument, from the look-up of a decision."""
+    op = get_op(op_id)
+    values = arguments(op_id)
+    first = op.parsed.tensors[0].name
+    values[first] = values[first].new_zeros(())
+    with contextlib.suppress(RuntimeError):  # of the op, with its name; scale takes a scalar
+        getattr(kernels, op.function)(**values)
+
+
+def test_a_number_that_is_not_whole_is_named() -> None:
+    """Catches: `'float' object has no attribute 'bit_length'` for an int argument that is a dimension."""
+    with pytest.raises(ArgumentError, match=r"value_dim.* must be a whole number, got 6\.5"):
+        kernels.attention_mla_decode(**{**arguments("attention.mla_decode"), "value_dim": 6.5})
