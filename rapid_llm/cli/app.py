@@ -292,6 +292,9 @@ def kernels_verify(
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Make one saved call again, and nothing else.")
     ] = None,
+    activations: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Try rows on what this model feeds them, and nothing else.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Prove rows on this machine: every case against a float64 oracle, under derived bounds.
@@ -299,8 +302,12 @@ def kernels_verify(
     A proof holds until the row's source changes, and lets dispatch choose the row. Exits with 1 if a row is wrong or
     not proven, or if nothing was.
     """
+    from .kernels_verify import activations as record
     from .kernels_verify import replay_file, verify
 
+    if activations is not None:
+        record(activations, device=device, json=json)
+        return
     if replay is not None:
         replay_file(replay, device=device, json=json)
         return

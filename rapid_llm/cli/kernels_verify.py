@@ -76,6 +76,31 @@ def replay_file(path: Path, *, device: str | None, json: bool) -> None:
         raise typer.Exit(BAD)
 
 
+def activations(model: str, *, device: str | None, json: bool) -> None:
+    """Record what a model feeds its ops, and make those calls by every row; status 1 if one is wrong."""
+    from rapid_llm.engine.llm import LLM
+    from rapid_llm.verify.recorder import by_every_row, recording
+
+    with recording() as kept:
+        llm = LLM(model, device=device or "auto")
+        llm.generate(["The capital of France is", "def fibonacci(n):\n    "], None)
+    reports = [r for r in by_every_row(kept.calls) if r.cases]
+    wrong = [r for r in reports if not r.ok]
+    if json:
+        rows = [{"row": r.row, "dtype": r.dtype, "ok": r.ok, "worst_ratio": r.worst_ratio} for r in reports]
+        print_json({"calls": len(kept.calls), "ok": not wrong and bool(reports), "rows": rows})
+    else:
+        worst = {(r.row, r.dtype, r.scheme or ""): 0.0 for r in reports}
+        for r in reports:
+            worst[r.row, r.dtype, r.scheme or ""] = max(worst[r.row, r.dtype, r.scheme or ""], r.worst_ratio)
+        print_table(("row", "dtype", "scheme", "of bound"), [(*k, f"{v:.3g}") for k, v in worst.items()])
+        for r in wrong:
+            print(r)
+        print(f"{len(kept.calls)} recorded calls, made {len(reports)} times by all rows, {len(wrong)} wrong")
+    if wrong or not reports:
+        raise typer.Exit(BAD)
+
+
 def _nothing(run: Verification, stale: bool, json: bool) -> None:
     """No task: because all is proven, or because no row can run."""
     if json:

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -51,17 +52,19 @@ class _Worker:
 def run(
     tasks: Sequence[Task],
     work: Callable[[Task], Done],
-    start: Callable[[Any], None],
+    start: Callable[[str], None],
     *,
     jobs: int,
     limit_s: float,
 ) -> Iterator[Any]:
     """Yield the value of `work(task)` or a `Lost` for every task, as they come.
 
-    start: called once in every worker with a lock that all workers share. limit_s: a task that takes longer is lost.
+    start: called once in every worker with the name of a file for locks between them. limit_s: a task that takes longer
+    is lost.
     """
     pending = deque(tasks)
-    lock = _SPAWN.Lock()
+    number, lock = tempfile.mkstemp(prefix="rapid-llm-")
+    os.close(number)
     workers: list[_Worker] = []
     try:
         while pending or any(w.task is not None for w in workers):
@@ -74,13 +77,14 @@ def run(
     finally:
         for worker in workers:
             _end(worker)
+        os.unlink(lock)
 
 
 def _busy(workers: list[_Worker]) -> int:
     return sum(w.task is not None for w in workers)
 
 
-def _start(work: Callable[[Any], Done], start: Callable[[Any], None], lock: Any) -> _Worker:
+def _start(work: Callable[[Any], Done], start: Callable[[str], None], lock: str) -> _Worker:
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_serve, args=(theirs, work, start, lock), daemon=True)
     process.start()
@@ -143,7 +147,7 @@ def _end(worker: _Worker) -> None:
     worker.pipe.close()
 
 
-def _serve(pipe: Connection, work: Callable[[Any], Done], start: Callable[[Any], None], lock: Any) -> None:
+def _serve(pipe: Connection, work: Callable[[Any], Done], start: Callable[[str], None], lock: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends us
     start(lock)
     while True:

@@ -11,7 +11,7 @@ import logging
 import time
 import traceback
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -68,7 +68,7 @@ class Outcome:
     score: Score = field(default_factory=Score)
 
 
-def start(lock: Any) -> None:
+def start(lock: str) -> None:
     """Make a worker ready: one compute thread, other packages' rows, and one user at a time of vast tensors."""
     torch.set_num_threads(1)
     logging.getLogger("rapid_llm").setLevel(logging.ERROR)  # rows speak of odd inputs, of which these are full

@@ -9,6 +9,7 @@ bits. Later seeds are written into the same memory, so that an answer remembered
 from __future__ import annotations
 
 import contextlib
+import math
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -314,7 +315,12 @@ class Run:
         source = args[name].tensor
         if source.numel() < 2 or not source.is_contiguous():
             raise ValueError(f"case {self._where[0]}: an aliased out needs a contiguous {name} of at least 2 elements")
-        out = source.as_strided(source.shape, source.stride(), source.storage_offset() + shift) if shift else source
+        out = source
+        if shift:  # of the result's shape: one of the argument's would be refused for that, whatever it overlaps
+            shape, dtype = self._out_facts(truth.values)
+            fits = dtype == source.dtype and math.prod(shape) <= source.numel()
+            like = source.new_empty(shape if fits else source.shape, device="meta")
+            out = source.as_strided(like.shape, like.stride(), source.storage_offset() + shift)
         positional, keywords = self.bind(args)
         self.report.calls += 1
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,12 +27,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-_vast: list[contextlib.AbstractContextManager[Any]] = [contextlib.nullcontext()]
+_vast: list[str] = [os.devnull]
 
 
-def share(lock: contextlib.AbstractContextManager[Any]) -> None:
-    """Hold `lock` during every case of vast tensors: of several processes on one GPU only one may have them."""
-    _vast[0] = lock
+def share(file: str) -> None:
+    """Hold a lock on `file` during every case of vast tensors: of several processes on one GPU one may have them.
+
+    The system takes the lock from a process that dies.
+    """
+    _vast[0] = file
 
 
 @contextlib.contextmanager
@@ -39,7 +44,9 @@ def alone(case: Case, device: torch.device) -> Iterator[None]:
     if not case.vast or device.type != "cuda":
         yield
         return
-    with _vast[0]:
+    with open(_vast[0], "ab") as file:
+        if _vast[0] != os.devnull:
+            fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:

@@ -41,6 +41,10 @@ def empty_cases(dtype: str, device: str, scheme: str | None, *, budget: str) -> 
     return [Case("empty", lambda g: {"input": torch.empty(0), "factor": 2.0})]
 
 
+def overlapping_cases(dtype: str, device: str, scheme: str | None, *, budget: str) -> list[Case]:
+    return [Case("aliased", lambda g: {"input": torch.randn(3, 8, generator=g)}, outs=("overlap:input",))]
+
+
 def nan_oracle(*, input: Tensor, factor: float) -> Tensor:
     return torch.full(input.shape, float("nan"), dtype=torch.float64)
 
@@ -300,3 +304,16 @@ class TestGuard:
 
 def test_report_without_cases_is_not_ok() -> None:
     assert not Report("scale", "row", "cpu", "fp32", None, "full", (0,)).ok
+
+
+def test_an_overlapping_out_has_the_results_shape() -> None:
+    """Catches: an overlap that no row of a smaller result is ever asked about, because its shape is refused first."""
+    op = dataclasses.replace(registry.get_op("silu_and_mul"), cases=f"{__name__}:overlapping_cases")
+
+    def checks_shape(input: Tensor, out: Tensor | None = None) -> Tensor:
+        if out is not None and out.shape != (*input.shape[:-1], input.shape[-1] // 2):
+            raise ArgumentError("silu_and_mul: out has another shape")
+        return plain.silu_and_mul(input, out)
+
+    report = check_callable(op, checks_shape, dtype="fp32")
+    assert {f.what for f in report.failures} == {"no error"}, report

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from rapid_llm import settings
@@ -20,6 +19,7 @@ from . import evidence, probes, records
 from .capture import capturing
 from .errors import NotReadyError
 from .facts import Facts
+from .forking import Lock
 from .spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 TRY: Final = "rapid_llm.verify.replay:first_use"
 """(row name, device, dtype, scheme, folder for cases) -> what is wrong, or ""."""
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _passed: Final[set[tuple[str, ...]]] = set()
 
 

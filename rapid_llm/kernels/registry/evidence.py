@@ -8,18 +8,18 @@ and what is known of it is shown all the same. A `GoldenRecord` in a row is a cl
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Final
 
 from . import records, registry
 from .facts import Facts
+from .forking import Lock
 from .records import Proof, Record
 from .spec import KernelSpec
 
 UNPROVEN: Final = ("unverified", "stale", "quarantined")
 
-_lock: Final = threading.Lock()
+_lock: Final = Lock()
 _records: Final[dict[tuple[str, str, str], Evidence]] = {}
 _fresh: Final[dict[tuple[str, str, str], str]] = {}
 _quarantined: Final[dict[tuple[str, str], str]] = {}

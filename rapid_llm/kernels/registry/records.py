@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rapid_llm import settings
 from rapid_llm.platform import cpu_info, device_info
+
+from .forking import Lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ _LEVELS: Final = (
 )
 """What decides which of torch's and our own kernels a CPU runs; the richest first."""
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _tables: Final[dict[tuple[str, str], dict[str, Record]]] = {}
 
 
