@@ -308,7 +308,7 @@ def test_a_launch_that_fails_raises(source: Path) -> None:
     source.with_name("impossible.cu").write_text(IMPOSSIBLE)
     module = jit.load_jit("impossible", "impossible.cu")
     out = torch.ones(1, device="cuda")
-    with pytest.raises(RuntimeError, match="impossible: the launch failed: cudaErrorInvalid(Configuration|Value)"):
+    with pytest.raises(RuntimeError, match=r"impossible: the launch failed: cudaErrorInvalid(Configuration|Value)"):
         module.impossible(out)
     assert float(out + 1) == 2.0  # the error was not sticky, and is not met again
 
