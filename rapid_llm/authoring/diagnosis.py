@@ -178,7 +178,11 @@ def _nvrtc(found: Diagnosis) -> None:
     from rapid_llm.kernels import nvrtc
 
     probe = nvrtc.why_not()
-    found.facts["NVRTC"] = {"rows": "can be built and run" if probe.ok else probe.text}
+    library = nvrtc.library()
+    found.facts["NVRTC"] = {
+        "libnvrtc": f"missing: {library.reason}" if library.reason else str(library.path),
+        "rows": "can be built and run" if probe.ok else probe.text,
+    }
     if not probe.ok and probe.text.startswith("NVRTC"):
         found.find(probe.text, probe.fix)
 

@@ -98,9 +98,7 @@ def _onto_itself(request: Request, op: OpSpec, kernel: _Kernel) -> list[str]:
         ]
     floor = f"_floor({', '.join(_passed(op))})"
     if not kernel.call:
-        lines.append(
-            "    # replace: _kernels[device, dtype][1](blocks, threads, 1, ...), with what its letters stand for"
-        )
+        lines.append("    # replace: launch _kernels[device, dtype][1] with what its letters stand for")
         return [*lines, f"    {'return ' if op.parsed.takes_out else ''}{floor}"]
     lines += [f"    result = {floor}" if op.parsed.takes_out else f"    {floor}"]
     lines.append(f"    {kernel.call.format(result)}")

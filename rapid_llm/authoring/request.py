@@ -135,7 +135,7 @@ def _check_op(op: str) -> None:
             doc="x",
         )
     except RegistrationError as error:
-        raise AuthoringError(f"{op}: {error}; use names such as gelu or attention.tree") from None
+        raise AuthoringError(f"{error}; use names such as gelu or attention.tree") from None
     if keyword.iskeyword(made.function) or made.function.startswith("test_"):
         raise AuthoringError(f"{op}: {made.function} cannot be the name of a function; choose another")
     clash = [spec.id for spec in ops() if spec.function == made.function and spec.id != op]

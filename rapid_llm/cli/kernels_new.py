@@ -30,7 +30,7 @@ def new(
 
     try:
         made = asked.request(
-            op, group=group, path=path, why=_why(path, why), into=into, library=library, variant=variant
+            op, group=group, path=path, why=_why(path, why, asked.PATHS), into=into, library=library, variant=variant
         )
         what: Plan = plan(made)
         if not dry_run:
@@ -66,9 +66,9 @@ def new(
         print(f"  {command}")
 
 
-def _why(path: str, given: str | None) -> str:
+def _why(path: str, given: str | None, known: tuple[str, ...]) -> str:
     """Why the kernel isn't Triton, asked for where somebody can answer."""
-    if path == "triton":
+    if path == "triton" or path not in known:  # of a path that there is not, the request says so
         return ""
     text = (given or "").strip()
     if not text and sys.stdin.isatty() and sys.stderr.isatty():

@@ -172,7 +172,7 @@ def _wanted(key: Any) -> _Wanted:
     if isinstance(key, Selected):
         return _Wanted(key.decision.facts, key.decision.forced)
     if not isinstance(key, Mapping) or "op" not in key:
-        raise ArgumentError(f"prepare: a key is a mapping with 'op', or a bound handle, not {key!r}")
+        raise ArgumentError(f"prepare takes a list; a key in it is a mapping with 'op', or a bound handle, not {key!r}")
     stated = {name: value for name, value in key.items() if name not in ("op", "sm", "backend", "args", "kwargs")}
     args, kwargs = tuple(key.get("args", ())), dict(key.get("kwargs", {}))
     if kwargs and not args:

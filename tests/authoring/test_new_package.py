@@ -69,9 +69,9 @@ def test_a_dry_run_lists_what_a_run_writes_and_writes_nothing(path: str, tmp_pat
     ("words", "said"),
     [
         (["swap", "--path", "triton"], "--group"),
-        (["swap", "--group", "g", "--path", "cuda"], "--path cuda"),
+        (["swap", "--group", "g", "--path", "cuda"], "--path cuda: use one of triton"),
         (["swap", "--group", "g", "--path", "jit"], "--why"),
-        (["Swap", "--group", "g", "--path", "triton"], "name"),
+        (["Swap", "--group", "g", "--path", "triton"], "Error: Swap: field 'id'"),
         (["class", "--group", "g", "--path", "triton"], "function"),
         (["swap", "--group", "G!", "--path", "triton"], "--group G!"),
         (["swap", "--group", "g", "--path", "external", *WHY], "--library"),

@@ -39,7 +39,8 @@ class Library:
     def reason(self) -> str:
         """Why nothing can be compiled with it; empty if it loads."""
         if self.path is None:
-            return f"no libnvrtc.so in {', '.join(self.searched) or 'any directory'}"
+            where = ", ".join(self.searched) or "any directory"
+            return f"no libnvrtc.so in {where}; pip install nvidia-cuda-nvrtc brings one"
         try:
             self._functions  # noqa: B018 - the load is what is asked for
         except (OSError, AttributeError) as error:
