@@ -74,7 +74,7 @@ class NvccCompiler:
 
     def dependencies(self, unit: Unit, scratch: Path | None = None) -> tuple[Path, ...]:
         """From `-M`, which covers the passes for host and device; the toolkit's own headers are its version's."""
-        _check_shell([unit.source, *unit.include_dirs])
+        _check_shell([unit.source, *unit.include_dirs, *([scratch] if scratch is not None else [])])
         found = make_rule([*self._start(unit), *unit.flags, *_includes(unit), "-M", str(unit.source)], scratch)
         root = os.path.realpath(self.toolchain.root) + os.sep if self.toolchain.root is not None else None
         return tuple(path for path in found if root is None or not os.path.realpath(path).startswith(root))

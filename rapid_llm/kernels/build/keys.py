@@ -138,8 +138,9 @@ def _foreign(path: str, unit: Unit) -> bool:
 @cache
 def _system_roots() -> tuple[str, ...]:
     """Folders whose headers change only with a version that is in the key. What is in none of them counts by content,
-    which is always right: /usr as a whole is not here, because people keep projects and packages below it."""
-    roots = ["/usr/include", "/usr/local/include", "/usr/lib/gcc", "/usr/lib/clang"]
+    which is always right: /usr as a whole is not here, because people keep projects and packages below it, nor is
+    /usr/local/include, where they install libraries by hand; only the C++ library of a compiler that is there."""
+    roots = ["/usr/include", "/usr/local/include/c++", "/usr/lib/gcc", "/usr/lib/clang"]
     roots += [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
     for package in ("torch", "nvidia"):
         found = importlib.machinery.PathFinder.find_spec(package)

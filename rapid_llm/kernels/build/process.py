@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -45,7 +46,7 @@ def run(
     `env` is added to this process's environment; messages are asked for in English, so that they can be distilled.
     """
     # Without PATH (`env -i`, some service managers) a shell has a default one, and gcc does not find its own parts.
-    environment = {"PATH": os.defpath, **os.environ, "LC_ALL": "C", **(env or {})}
+    environment = {"PATH": os.defpath, **os.environ, "LC_ALL": "C", **_scratch(), **(env or {})}
     try:
         process = subprocess.Popen(
             command,
@@ -68,6 +69,14 @@ def run(
             raise BuildTimeout(text) from None
         raise
     return Done(process.returncode, out, err)
+
+
+def _scratch() -> dict[str, str]:
+    """A temporary directory that exists, whatever TMPDIR says: nvcc wants one even to state its folders."""
+    try:
+        return {"TMPDIR": tempfile.gettempdir()}
+    except FileNotFoundError:  # none that can be written
+        return {}
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

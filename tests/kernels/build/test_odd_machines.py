@@ -17,8 +17,20 @@ from typing import Any
 import pytest
 
 from rapid_llm.cli import cache as commands
-from rapid_llm.kernels.build import BuildError, GxxCompiler, NvccCompiler, Toolchain, build, key_of, store, upkeep
+from rapid_llm.kernels.build import (
+    BuildError,
+    CompileFailed,
+    GxxCompiler,
+    NvccCompiler,
+    Toolchain,
+    build,
+    key_of,
+    keys,
+    store,
+    upkeep,
+)
 from rapid_llm.kernels.build.compilers import version_text
+from rapid_llm.kernels.build.process import run
 from rapid_llm.kernels.build.toolchain import host_command
 
 from .standin import StandIn, make_artifact, unit
@@ -75,6 +87,20 @@ def test_without_path_the_compiler_finds_its_parts(root: Path, monkeypatch: pyte
     command, problem = host_command()
     assert not problem
     assert build(unit(root, flags=("-shared", "-fPIC")), GxxCompiler(command)).layer == "user"
+
+
+def test_a_tmpdir_that_is_not_there_is_given_to_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """P22: nvcc, asked for its folders, fails for want of a place to write: no CUDA toolkit."""
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    told = Path(run(["/bin/sh", "-c", "echo $TMPDIR"], timeout_s=10.0).out.strip())
+    assert told.is_dir()
+
+
+def test_headers_installed_by_hand_count(root: Path) -> None:
+    """P11: a library in /usr/local/include, updated in place, whose kernels stay as they were."""
+    assert not keys._foreign("/usr/local/include/cutlass/cutlass.h", unit(root))
+    assert keys._foreign("/usr/local/include/c++/14.2.0/vector", unit(root))
+    assert keys._foreign("/usr/include/stdio.h", unit(root))
 
 
 class Gone:
@@ -250,6 +276,15 @@ def test_nvcc_is_given_no_path_that_it_breaks(tmp_path: Path, sign: str) -> None
     source.parent.mkdir()
     source.write_text("")
     tools = Toolchain((), nvcc=Path("/bin/true"), nvcc_text="nvcc 1", host=("g++",))
+    plain = tmp_path / "a.cu"
+    plain.write_text("")
+    made = replace(unit(tmp_path, source=plain, include_dirs=()), path="jit", arch="sm_90")
+    with pytest.raises(CompileFailed) as refused:
+        NvccCompiler(tools).dependencies(made, source.parent)
+    assert "nvcc cannot use" in refused.value.first
+    with pytest.raises(CompileFailed) as refused:
+        NvccCompiler(tools).compile(made, source.with_name("a.so"), tmp_path / "log")
+    assert "nvcc cannot use" in refused.value.first
     with pytest.raises(BuildError, match=r"nvcc cannot use .*: it loses the"):
         build(replace(unit(tmp_path, source=source, include_dirs=()), path="jit"), NvccCompiler(tools))
 
