@@ -31,7 +31,7 @@ def check(paths: list[Path], *, json: bool) -> None:
             print(f"{shown(found.path, Path.cwd())}:{found.line}: {found.rule}: {found.text}. Fix: {found.fix}")
         for note in done.notes:
             print(f"note: {note}")
-        found = "1 finding" if len(done.findings) == 1 else f"{len(done.findings)} findings"
-        print(f"{done.files} files, {done.rows} rows, {found}")
+        count = "1 finding" if len(done.findings) == 1 else f"{len(done.findings)} findings"
+        print(f"{done.files} files, {done.rows} rows, {count}")
     if done.findings:
         raise typer.Exit(BAD)
