@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from . import digest, records, registry
+from . import records, registry
 from .errors import LockError, UnknownOpError, UnknownRowError
 from .facts import Facts
 from .overrides import Forced
@@ -103,6 +103,8 @@ def _pinned_row(facts: Facts) -> str | None:
 def digest_of(row: str) -> str | None:
     """The digest of a row's source as it is now."""
     spec = registry.get_row(row)
+    from . import digest  # here, because few processes ever need it
+
     source = digest.source_of(spec, registry.get_op(spec.op))
     return None if source is None else source.digest + source.extension
 

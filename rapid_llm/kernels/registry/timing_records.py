@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rapid_llm.platform import cpu_info, default_threads
 
-from . import digest, records, registry
+from . import records, registry
 from .errors import UnknownRowError
 from .forking import Lock
 from .records import SHIPPED, USER, Source
@@ -163,6 +163,8 @@ def _differs(name: str, source: Source) -> bool:
     except UnknownRowError:
         return True
     op = registry.get_op(spec.op)
+    from . import digest  # here, because few processes ever need it
+
     if digest.raw_of(spec, op, source.files) == source.raw:
         return False
     now = digest.source_of(spec, op)
@@ -173,6 +175,8 @@ def _differs(name: str, source: Source) -> bool:
 
 def source_of(spec: KernelSpec) -> Source | None:
     """What a row is made of now; None for a row whose source cannot be read, which no record can speak of."""
+    from . import digest  # here, because few processes ever need it
+
     return digest.source_of(spec, registry.get_op(spec.op))
 
 
