@@ -228,6 +228,23 @@ def test_what_is_no_archive_is_named(
     assert "x.tar" in done.err
 
 
+def test_a_number_in_an_archive_that_is_none_is_no_traceback(
+    made: list[Artifact], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a ValueError of `tarfile`: its reader of sparse files unpacks what is not there."""
+    file = tmp_path / "sparse.tar"
+    name = members(made[0])[0][0]
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo(name)
+        member.size = 1000
+        member.pax_headers = {f"GNU.sparse.{key}": value for key, value in (("major", "1"), ("minor", "0"))}
+        member.pax_headers |= {"GNU.sparse.name": name, "GNU.sparse.realsize": "99"}
+        tar.addfile(member, io.BytesIO(b"x" * 1000))
+    done = call("cache", "import", str(file), capsys=capsys)
+    assert done.status == 1
+    assert "sparse.tar is not a tar file that" in done.err
+
+
 def test_gc_takes_left_overs_and_leaves_the_rest(
     made: list[Artifact], cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

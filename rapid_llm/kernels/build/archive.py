@@ -97,7 +97,7 @@ def _unpack(file: Path, staging: Path) -> list[tuple[str, Path]]:
                     shutil.copyfileobj(data, out)
     except FileExistsError as error:
         raise ArchiveError(f"{file}: a member is there twice: {error.filename}") from error
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, ArithmeticError) as error:  # the latter of numbers in its extended headers
         raise ArchiveError(f"{file} is not a tar file that `rapid-llm cache export` wrote: {error}") from error
     if not groups:
         raise ArchiveError(f"{file} holds no artifacts")
