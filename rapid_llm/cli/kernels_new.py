@@ -40,7 +40,7 @@ def new(
         fail(error, USAGE)
     notes = [] if dry_run or not made.in_checkout else _write_docs(made.root)
     files = [str(path) for path in what.files]
-    edits = [str(path) for path in what.edits]
+    edits = [str(path) for path in [*what.edits, *([made.root / "docs" / "ops.md"] if made.in_checkout else [])]]
     if json:
         print_json(
             {
