@@ -136,7 +136,7 @@ def _check_op(op: str) -> None:
         )
     except RegistrationError as error:
         raise AuthoringError(f"{error}; use names such as gelu or attention.tree") from None
-    if keyword.iskeyword(made.function) or made.function.startswith("test_"):
+    if made.function.startswith("test_"):
         raise AuthoringError(f"{op}: {made.function} cannot be the name of a function; choose another")
     clash = [spec.id for spec in ops() if spec.function == made.function and spec.id != op]
     if clash:
@@ -158,6 +158,9 @@ def _check_row(made: Request) -> None:
     """The row's name by the registry's rule, and what a scaffold cannot do."""
     if not made.in_checkout and not _PLAIN.fullmatch(made.package):
         raise AuthoringError(f"--into {made.root}: the folder's name becomes the package's; begin it with a letter")
+    shadowed = made.root / "rapid_llm" / "kernels" / "ops" / f"{made.group}.py"
+    if made.in_checkout and (shadowed.exists() or made.group == "include"):
+        raise AuthoringError(f"--group {made.group}: the folder would stand before what is there; choose another")
     if made.known is not None and made.path == "triton":
         raise AuthoringError(
             f"{made.op} has its native row, which is its Triton row: edit that, or choose another path for a new row"
@@ -185,4 +188,6 @@ def _one_line(why: str) -> str:
     text = " ".join(why.split())
     if text and not text.isascii():
         raise AuthoringError("--why: use ASCII, it goes into a .cu file")
+    if "\\" in text or '"""' in text or not text.isprintable():
+        raise AuthoringError('--why: use plain text without \\ or """, it goes into a docstring and a comment')
     return text[:1].upper() + text[1:].rstrip(".") + "." if text else ""

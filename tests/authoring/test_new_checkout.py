@@ -77,6 +77,14 @@ def test_an_op_is_not_made_twice(clone: Path) -> None:
     assert "--variant" in done.stderr
 
 
+@pytest.mark.parametrize("group", ["arguments", "tile_policy", "include"])
+def test_a_group_hides_no_module(clone: Path, group: str) -> None:
+    """Catches: a folder ops/arguments/ before the module ops/arguments.py, after which no op imports."""
+    done = new("hider", "--group", group, "--path", "triton", cwd=clone, root=clone)
+    assert done.returncode == 2
+    assert "choose another" in done.stderr
+
+
 def test_a_library_that_is_known_is_extended_by_hand(clone: Path) -> None:
     """Catches: an adapter of a function that the library's stand-in lacks, which fails another suite."""
     words = ("gelu", "--group", "activation", "--path", "external", "--library", "flashinfer", *WHY)

@@ -81,6 +81,8 @@ def test_a_dry_run_lists_what_a_run_writes_and_writes_nothing(path: str, tmp_pat
         (["sample", "--path", "jit", *WHY], "no float tensor"),
         (["attention_decode", "--group", "g", "--path", "triton"], "attention.decode"),
         (["swap", "--group", "g", "--path", "jit", "--why", "naïve"], "ASCII"),
+        (["swap", "--group", "g", "--path", "jit", "--why", "ends in \\"], "plain text"),
+        (["swap", "--group", "g", "--path", "jit", "--why", '"""'], "plain text"),
     ],
 )
 def test_what_cannot_be_made_is_refused(words: list[str], said: str, tmp_path: Path) -> None:

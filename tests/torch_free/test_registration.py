@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from rapid_llm.kernels import UNMEASURED, Dim, GoldenRecord, KernelSpec, Shape, register
 from rapid_llm.kernels.registry import RegistrationError, registry
 from rapid_llm.kernels.registry.signature import check_static
+from rapid_llm.kernels.registry.spec import TAKEN
 from tests import scratch
 
 
@@ -145,3 +147,20 @@ def test_registering_runs_no_code_of_the_row(monkeypatch: pytest.MonkeyPatch, tm
     scratch.make_module(tmp_path, "explodes", text)
     register(scratch.row("fast/scratch", "explodes:f"))
     assert "fast/scratch" in {row.name for row in registry.rows("scratch")}
+
+
+def test_an_op_has_no_name_of_the_interface() -> None:
+    """Catches: an op that registers and cannot be called, because `kernels.prepare` is something else, or that is a
+    module one moment and a function the next, as `kernels.jit` would be."""
+    import pkgutil
+
+    import rapid_llm.kernels as kernels
+
+    own = {name for name in vars(kernels) if name.islower() and not name.startswith("_")}
+    own |= {*kernels._LAZY, *(m.name for m in pkgutil.iter_modules(kernels.__path__)), "csrc", "records"}
+    own = {name for name in own if name.islower()} - set(kernels._EXPORTS)
+    assert own <= TAKEN
+    base = registry.get_op("scale")
+    for name in ("dispatch", "jit", "torch.ops", "use.backend", "class"):
+        with pytest.raises(RegistrationError, match=r"field 'id'.*cannot be called"):
+            dataclasses.replace(base, id=name)

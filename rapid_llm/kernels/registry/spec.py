@@ -6,6 +6,7 @@ package imports neither torch nor Triton nor a kernel.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -132,6 +133,16 @@ class Out:
     dtype: str
 
 
+TAKEN: Final = frozenset(
+    (
+        *("aot", "backend", "build", "cpp", "csrc", "jit", "nvrtc", "ops", "preparation", "records", "registry"),
+        *("torch_ops", "dispatch", "explain", "profiler_ranges", "register", "use_backend"),
+        *("compiles", "freeze", "frozen", "prepare", "thaw", "importlib", "sys", "annotations"),
+    )
+)
+"""What `rapid_llm.kernels` has under names that an op's function could have: its interface and its modules."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpSpec:
     """One operator, declared once; dispatch, the public function, the torch op and the conformance suite derive from
@@ -164,6 +175,9 @@ class OpSpec:
     def __post_init__(self) -> None:
         if not _OP.match(self.id):
             raise RegistrationError(self.id or "<op>", "id", f"{self.id!r} is not of the form 'name' or 'family.name'")
+        if keyword.iskeyword(self.function) or self.function in TAKEN:
+            text = f"its function cannot be called {self.function!r}, which is a word of Python or of rapid_llm.kernels"
+            raise RegistrationError(self.id, "id", text)
         try:
             parsed = _schema.parse(self.schema)
         except ValueError as error:
