@@ -26,14 +26,17 @@ from .spec import AUTO_DIMS, OpSpec
 _lock: Final = Lock()
 _functions: Final[dict[str, FunctionType]] = {}
 _caches: Final[dict[str, dict[Any, Callable[..., Any]]]] = {}
+_generation: Final = [0]
+"""Counts the times that choices were forgotten: one that was made before is not kept after."""
 _by_shape: Final[set[str]] = set()
 """Ops that records of times rank by shape, on some device that was met."""
 
 _TAG_CODE: Final = {
     "contiguous": ("{t}.is_contiguous()",),
     "last_dim_contiguous": ("{t}.stride()",),
-    "aligned16": ("{t}.data_ptr() & 15", "{t}.stride()"),
+    "aligned16": ("(type({t}) is not _Fake and {t}.data_ptr() & 15)", "{t}.stride()"),
 }
+"""What the key holds for a tag. A fake tensor has no address: the type of the first tensor tells it from a real one."""
 
 
 def public_function(op_id: str) -> FunctionType:
@@ -53,6 +56,7 @@ def cache_of(op_id: str) -> dict[Any, Callable[..., Any]]:
 def refresh(touched: set[str] | None) -> None:
     """Empty the caches of the ops given (of all, if None) and bring their code up to the registered rows."""
     with _lock:
+        _generation[0] += 1
         known = {op.id for op in registry.ops()}
         for op_id in [o for o in _functions if touched is None or o in touched]:
             if op_id not in known:
@@ -128,6 +132,13 @@ def _key(op: OpSpec) -> str:
     return ", ".join(dict.fromkeys(parts)) + ","
 
 
+def _key_names() -> dict[str, Any]:
+    """What the code of a key refers to."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return {**_facts.expression_names(), "_Fake": FakeTensor}
+
+
 def _dim_code(op: OpSpec, name: str) -> list[str]:
     tensors = [a.name for a in op.parsed.tensors if not a.optional]
     if name not in AUTO_DIMS:
@@ -157,7 +168,7 @@ def _build(op: OpSpec) -> FunctionType:
     sys.modules[module.__name__] = module
     scope = module.__dict__
     scope |= {
-        **_facts.expression_names(),
+        **_key_names(),
         "_active": overrides.active,
         "_cache": cache,
         "_is_compiling": torch.compiler.is_compiling,
@@ -194,6 +205,7 @@ def _miss(op: OpSpec, cache: dict[Any, Callable[..., Any]], values: dict[str, An
             return _call_slow(op)
     if _is_fake(values[op.parsed.tensors[0].name]):
         return _through_torch(op)
+    generation = _generation[0]
     decision = _decision(op, values, out)
     if op.id not in _by_shape and timing_records.has(op.id, decision.facts):
         _by_shape.add(op.id)
@@ -201,9 +213,12 @@ def _miss(op: OpSpec, cache: dict[Any, Callable[..., Any]], values: dict[str, An
     function = _dispatch.guarded(decision)
     if not decision.lasting:
         return function
-    if len(cache) >= _dispatch.MAX_CACHED:
-        cache.clear()
-    cache[_key_of(op)(**values, **({"out": out} if op.parsed.takes_out else {}))] = function
+    key = _key_of(op)(**values, **({"out": out} if op.parsed.takes_out else {}))
+    with _lock:
+        if generation == _generation[0]:
+            if len(cache) >= _dispatch.MAX_CACHED:
+                cache.clear()
+            cache[key] = function
     return function
 
 
@@ -270,9 +285,10 @@ def _key_of(op: OpSpec) -> Callable[..., Any]:
     """The key expression as a function, compiled again whenever the op's rows change."""
     code = _key(op)
     names = ", ".join(name for name, _, _ in op.parsed.parameters())
-    scope = _facts.expression_names()
+    scope = _key_names()
     exec(compile(f"def key({names}): return ({code})", f"<key of {op.id}>", "exec"), scope)
-    return scope["key"]  # type: ignore[return-value]
+    key: Callable[..., Any] = scope["key"]
+    return key
 
 
 def _check_out(op: OpSpec, values: dict[str, Any], out: Any) -> None:

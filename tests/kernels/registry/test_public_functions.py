@@ -216,3 +216,14 @@ def test_a_number_that_is_not_whole_is_named() -> None:
     """Catches: `'float' object has no attribute 'bit_length'` for an int argument that is a dimension."""
     with pytest.raises(ArgumentError, match=r"value_dim.* must be a whole number, got 6\.5"):
         kernels.attention_mla_decode(**{**arguments("attention.mla_decode"), "value_dim": 6.5})
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_fake_tensor_is_not_asked_for_its_address() -> None:
+    """Catches: a key with alignment that reads the address of a tensor without memory, which torch warns of."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, weight = torch.empty(4, 64), torch.empty(64)
+        assert kernels.rmsnorm(x, weight, 1e-6).shape == (4, 64)
+        assert kernels.linear(torch.empty(2, 64), torch.empty(8, 64)).shape == (2, 8)
