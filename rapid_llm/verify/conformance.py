@@ -51,6 +51,9 @@ def check_row(
             raise ValueError(f"{row_name} does not take {what} {value!r}, only {', '.join(known)}")
     if row.devices and torch.device(device).type not in row.devices:
         raise ValueError(f"{row_name} runs on {', '.join(row.devices)}, not on {device}")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        why = unavailable(row, device)
+        raise ValueError(f"{row_name} is run to be checked, and no CUDA device is visible here: {why}")
     fn = registry.load_target(row_name)
     report = check_callable(
         op,

@@ -317,3 +317,10 @@ def test_an_overlapping_out_has_the_results_shape() -> None:
 
     report = check_callable(op, checks_shape, dtype="fp32")
     assert {f.what for f in report.failures} == {"no error"}, report
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_row_is_not_checked_on_a_device_that_is_not_here() -> None:
+    """Catches: torch's AssertionError from deep inside, of a row that nothing is wrong with."""
+    with pytest.raises(ValueError, match=r"native/scale .* no CUDA device is visible here"):
+        check_row("scale", "native/scale", device="cuda", dtype="fp32")

@@ -112,7 +112,8 @@ def probe() -> Toolchain:
     try:
         report = _report(nvcc)
     except BuildError as error:
-        broken = Part("nvcc", False, f"{nvcc} does not run: {error}", _NO_TOOLKIT, nvcc)
+        fix = _NO_TOOLKIT if compiler.ok else compiler.fix  # nvcc runs the host compiler even to look at itself
+        broken = Part("nvcc", False, f"{nvcc} does not run: {error}", fix, nvcc)
         return Toolchain((broken, compiler, python), host=host, ccbin=ccbin)
     number = ".".join(map(str, report.version))
     parts = (

@@ -80,6 +80,17 @@ def test_each_missing_part_is_named_with_a_fix(
     assert found.reason() == f"{part}: {found.part(part).text}; {found.part(part).fix}"
 
 
+def test_nvcc_that_lacks_its_host_compiler_is_mended_by_that(
+    toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: "install the CUDA toolkit" where there is one, and g++ is what is missing."""
+    (tmp_path / "cuda" / "bin" / "nvcc").write_text("#!/bin/sh\necho 'gcc: No such file or directory' >&2; exit 1\n")
+    monkeypatch.setenv("CXX", "/no/such/g++")
+    found = probe().reason("nvcc", "host compiler")
+    assert found.startswith("nvcc: ")
+    assert found.endswith(module.HOST_FIX)
+
+
 def test_nvcc_and_headers_of_two_toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """P25: nvcc from one package, headers from another; the kernel fails at its first launch."""
     fake_toolkit(tmp_path / "cuda", nvcc=(12, 8), headers=(12, 4))
