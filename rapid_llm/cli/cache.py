@@ -119,7 +119,8 @@ def gc(*, older_than: float | None, newest_only: bool, dry_run: bool, json: bool
         return
     for r in removed:
         print(f"{r.kind} {r.path}: {r.reason}")
-    print(f"{len(removed)} {'would be' if dry_run else 'were'} taken away, {size(total)}")
+    verb = "would be" if dry_run else "was" if len(removed) == 1 else "were"
+    print(f"{len(removed)} {verb} taken away, {size(total)}")
 
 
 def _age(seconds: float) -> str:

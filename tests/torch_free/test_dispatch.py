@@ -175,6 +175,12 @@ def test_a_missing_row_that_nobody_measured_is_no_fall(
     assert reason("fast/scratch")["text"] == "the gadget is unplugged"
 
 
+def test_no_proof_is_asked_for_on_a_device_that_the_row_does_not_run_on(op: str) -> None:
+    """Catches: "prove it on this machine" of a GPU's row on a CPU, which no command can do."""
+    add(op, proven=False, devices=("cuda",))
+    assert reason("fast/scratch")["code"] == "device"
+
+
 def test_the_choice_does_not_depend_on_the_order_of_registration(module: str) -> None:
     names = ["a/scratch", "b/scratch", "c/scratch"]
     chosen = set()

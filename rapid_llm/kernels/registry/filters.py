@@ -64,7 +64,8 @@ def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None, un
     """
     proof = evidence.of(row, facts)
     reasons = [*_fit(row, facts)]
-    if not proof.verified and not forced:
+    elsewhere = any(r.code == "device" for r in reasons)  # no run on this kind of device could prove the row
+    if not proof.verified and not forced and not elsewhere:
         reasons.append(Reason(proof.state, proof.text, _proving(row)))
     if not reasons:
         reasons += _usable(row, broken)
