@@ -110,10 +110,13 @@ def examine(path: Path) -> BuildInfo:
     """What the file says of itself, if it is there, whole and of these sources."""
     if not path.is_file():
         raise _fault(f"{NAME} is not built: there is no {path}", f"install a wheel that has it, or: {BUILD}")
-    damage = _damage(path)
+    try:
+        damage = _damage(path)
+        info = None if damage else read_info(path)
+    except OSError as error:
+        raise _fault(f"{path} cannot be read: {error}", "let this user read it, or install it again") from error
     if damage:
         raise _fault(f"broken file: {path} {damage}", f"install it again, or build it: {BUILD}")
-    info = read_info(path)
     if info is None:
         raise _fault(f"broken file: {path} does not say what it was built for", f"build it again: {BUILD}")
     checkout, kernels = PACKAGE.parent / "csrc", PACKAGE / "kernels" / "csrc"
@@ -124,14 +127,17 @@ def examine(path: Path) -> BuildInfo:
 
 
 def read_info(path: Path) -> BuildInfo | None:
-    """What the library says of itself, without loading it; None if it says nothing."""
+    """What the library says of itself, without loading it; None if it says nothing that can be understood."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         found = _INFO.search(content)
-        text = found[1].decode() if found is not None else ""
+        text = found[1].decode(errors="replace") if found is not None else ""
     facts = dict(word.partition("=")[::2] for word in text.split())
     if set(facts) != {"torch", "headers", "cuda", "archs", "sources"}:
         return None
     archs = tuple(facts["archs"].split(","))
+    versions = (re.match(r"\d+\D+\d", facts[name]) for name in ("torch", "cuda"))
+    if not all(versions) or not all(re.fullmatch(r"(sm|compute)_\d+[af]?", arch) for arch in archs):
+        return None
     return BuildInfo(release(facts["torch"]), facts["headers"], release(facts["cuda"]), archs, facts["sources"])
 
 

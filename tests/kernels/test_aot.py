@@ -87,6 +87,26 @@ def test_cut_short(folder: Path, part: float) -> None:
     refused("is cut short", aot.BUILD)
 
 
+@pytest.mark.parametrize(("old", "new"), [("torch=2.11", "torch=main"), ("cuda=13.0", "cuda=x"), ("sm_80", "gfx90a")])
+def test_a_statement_that_means_nothing(folder: Path, old: str, new: str) -> None:
+    """Catches: a ValueError out of `doctor`, for a file whose statement is damaged or of another product."""
+    stand_in(folder, GOOD.replace(old, new))
+    refused("does not say what it was built for", aot.BUILD)
+    assert aot.build_info() is None
+
+
+def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a PermissionError out of `doctor`."""
+
+    def denied(path: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    (folder / aot.FILE).write_bytes(b"")
+    monkeypatch.setattr(aot, "_damage", denied)
+    refused("cannot be read", "let this user read it")
+    assert aot.build_info() is None
+
+
 def test_of_another_processor(folder: Path) -> None:
     """Catches: a wheel for another machine reported as damage."""
     path = stand_in(folder)

@@ -41,6 +41,7 @@ _TAG_CODE: Final = {
 
 def public_function(op_id: str) -> FunctionType:
     """The op's public function: one object per op for the life of the process. Needs torch."""
+    plugins.scan()  # before the lock: a plugin registers, for which the dispatcher's lock is taken, which may hold us
     with _lock:
         function = _functions.get(op_id)
         if function is None:
@@ -161,7 +162,6 @@ def _build(op: OpSpec) -> FunctionType:
 
     from rapid_llm.kernels import torch_ops  # registers every op with torch.library
 
-    plugins.scan()
     cache = _caches[op.id] = {}
     # A module of its own: torch.compile looks a function's globals up under their `__name__`.
     module = ModuleType(f"rapid_llm.kernels.generated.{op.function}", f"The generated public function of {op.id}.")

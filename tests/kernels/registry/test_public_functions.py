@@ -15,7 +15,7 @@ import torch
 
 import rapid_llm.kernels as kernels
 from rapid_llm.kernels import Dim, Shape, dispatch, explain, profiler_ranges, register, use_backend
-from rapid_llm.kernels.registry import ArgumentError, get_op, ops, trace
+from rapid_llm.kernels.registry import ArgumentError, codegen, get_op, ops, trace
 from rapid_llm.kernels.registry.codegen import cache_of, public_function, source
 from tests import scratch
 from tests.kernels.registry.test_torch_ops import arguments
@@ -227,3 +227,23 @@ def test_a_fake_tensor_is_not_asked_for_its_address() -> None:
         x, weight = torch.empty(4, 64), torch.empty(64)
         assert kernels.rmsnorm(x, weight, 1e-6).shape == (4, 64)
         assert kernels.linear(torch.empty(2, 64), torch.empty(8, 64)).shape == (2, 8)
+
+
+def test_plugins_are_looked_for_without_a_lock(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: two threads that wait for each other, one in its first op, whose scan meets a plugin that registers, the
+    other in a dispatch whose row imports an op."""
+    free: list[bool] = []
+
+    def scan() -> None:
+        def take() -> None:
+            free.append(codegen._lock._inner.acquire(timeout=10.0))
+            if free[-1]:
+                codegen._lock._inner.release()
+
+        other = threading.Thread(target=take)
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(codegen.plugins, "scan", scan)
+    assert public_function("scratch")
+    assert free == [True]
