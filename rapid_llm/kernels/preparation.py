@@ -21,6 +21,7 @@ from typing import Any, Final
 from . import build
 from .registry import ArgumentError, KernelError, KernelSpec, NotReadyError, Selected, overrides, plugins
 from .registry import dispatcher as _dispatch
+from .registry.errors import told
 from .registry.facts import Facts
 from .registry.overrides import Forced
 
@@ -274,7 +275,7 @@ def _rehearse(index: int | None, calls: list[_Call], jobs: int) -> list[str]:
             try:
                 call()
             except Exception as error:  # a call that fails now would fail later, where it is somebody's to handle
-                notes.append(f"{what}: {type(error).__name__}: {error}")
+                notes.append(f"{what}: {told(error)}")
 
     with torch.cuda.device(torch.cuda.current_device() if index is None else index):
         if not rehearse(make, load=True, threads=jobs):

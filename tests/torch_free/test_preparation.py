@@ -124,7 +124,20 @@ def test_a_broken_build_is_reported_and_the_next_row_prepared(rows: Any, compile
     assert len(compiler.calls) == 1
 
 
-@pytest.mark.parametrize("raised", [SystemExit(3), GeneratorExit(), type("Odd", (BaseException,), {})("odd")], ids=repr)
+class UntoldError(Exception):
+    """An error whose text is one."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Odd(BaseException):
+    """What is no Exception."""
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(3), GeneratorExit(), Odd(), UntoldError()], ids=lambda e: type(e).__name__
+)
 def test_a_hook_that_ends_the_process_ends_its_row(rows: Any, raised: BaseException) -> None:
     """P34: a foreign row's `prepare` that calls sys.exit, or raises what is no Exception, takes the engine along."""
 

@@ -147,3 +147,26 @@ def test_a_read_only_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(tmp_path))
     scratch.make_module(tmp_path, "plain_library", "x = 1")
     assert probes.library("plain_library").ok
+
+
+ODD = """
+class Untold(Exception):
+    def __str__(self): raise RuntimeError("no text")
+class Unshown:
+    def __bool__(self): return False
+    def __repr__(self): raise KeyError("no text")
+def available_untold(): raise Untold
+def available_unshown(): return Unshown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("untold", "raised Untold, whose text cannot"), ("unshown", "raised KeyError")]
+)
+def test_what_cannot_even_be_told_is_a_text(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: an error of the error's own text, out of `dispatch`."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scratch.make_module(tmp_path, "odd_library", ODD)
+    assert text in probes.call_here(f"odd_library:available_{name}").text

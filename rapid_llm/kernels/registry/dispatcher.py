@@ -24,6 +24,7 @@ from .errors import (
     NotReadyError,
     RegistrationError,
     StrictFallbackError,
+    told,
 )
 from .facts import Facts
 from .filters import DEGRADED, Verdict, judge
@@ -217,7 +218,7 @@ def make_ready(row: KernelSpec, found: Facts, unready: dict[str, NotReadyError])
         elif isinstance(error, (KernelError, ImportError)):
             _break(row, str(error))
         else:
-            _break(row, f"{type(error).__name__}: {error}")
+            _break(row, told(error))
         return False
     return True
 

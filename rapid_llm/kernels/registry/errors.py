@@ -6,6 +6,14 @@ Each message names the op or row, the value that was refused, and what to change
 from __future__ import annotations
 
 
+def told(error: BaseException) -> str:
+    """`Type: text` of an error that foreign code raised, whose own text may be an error too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, whose text cannot be had"
+
+
 class KernelError(RuntimeError):
     """Base of all errors of the kernel layer."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from . import probes, registry
+from .errors import told
 from .forking import Lock
 from .spec import KernelSpec, OpSpec
 
@@ -141,7 +142,7 @@ def _load(name: str, value: str) -> Plugin:
         if isinstance(error, KeyboardInterrupt):
             raise
         text = traceback.format_exc(limit=-4)
-        _log.warning("kernel plugin %s (%s) is out: %s: %s", name, value, type(error).__name__, error)
+        _log.warning("kernel plugin %s (%s) is out: %s", name, value, told(error))
         return Plugin(name, value, tuple(sorted(_row_names() - before)), text)
     return Plugin(name, value, tuple(sorted(_row_names() - before)), None)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rapid_llm import settings
 
+from .errors import told
 from .forking import Lock
 
 if TYPE_CHECKING:
@@ -192,15 +193,15 @@ def call_here(available: str) -> Probe:
         answer = getattr(found, attr)()
         if (not answer or isinstance(answer, str)) and attr.startswith("available"):
             answer = getattr(found, attr.replace("available", "why_not", 1), lambda: answer)()
+        if isinstance(answer, Probe):
+            return answer
+        if isinstance(answer, str):
+            return Probe(False, answer)
+        return Probe(True) if answer else Probe(False, f"{available}() returned {answer!r}")
     except BaseException as error:  # AssertionError and SystemExit at import are among what was met
         if isinstance(error, KeyboardInterrupt):
             raise
-        return Probe(False, f"{available} raised {type(error).__name__}: {error}")
-    if isinstance(answer, Probe):
-        return answer
-    if isinstance(answer, str):
-        return Probe(False, answer)
-    return Probe(True) if answer else Probe(False, f"{available}() returned {answer!r}")
+        return Probe(False, f"{available} raised {told(error)}")
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -211,7 +212,7 @@ def load(target: str) -> Callable[..., Any]:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise ImportError(f"{target}: {type(error).__name__}: {error}") from error
+        raise ImportError(f"{target}: {told(error)}") from error
     return loaded
 
 
