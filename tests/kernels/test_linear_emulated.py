@@ -1,27 +1,23 @@
-"""The device code of linear for few rows, run on the CPU: see emulation/.
+"""The device code of linear for few rows in other shapes than its launcher chooses, run on the CPU: see emulation/.
 
-A thread of the GPU is one of C++; the tensor cores' products and the loads are stand-ins after the PTX manual. What is
-tested is everything that the kernels themselves say: which operand goes where, tails, divided work, sums that meet.
+Small blocks and few of them: so they walk over several tiles, and a test says what happens at the seams.
 """
 
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.build.toolchain import host_command
 from rapid_llm.kernels.ops.gemm.linear_tiled_jit import pack
 from rapid_llm.verify.formats import random_blocks
 from rapid_llm.verify.oracles import linear as oracle
 
-HERE = Path(__file__).parent / "emulation"
-CSRC = Path(__file__).parents[2] / "rapid_llm" / "kernels" / "csrc"
+from .emulation.units import HERE, compile_unit, copy_sources, unavailable
+
 RECORDS = {"q8_0": 3, "q4_0": 4, "q4_1": 5}
 
 Run = Callable[..., Tensor]
@@ -30,15 +26,11 @@ Run = Callable[..., Tensor]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Calls a kernel: (kind, blocks, weight, input, bias, outputs, early) -> out."""
-    library = tmp_path_factory.mktemp("emulation") / "linear.so"
-    flags = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-pthread", f"-I{HERE}", f"-I{CSRC}"]
-    compiler, missing = host_command()
-    if missing:
-        pytest.skip(f"no C++ compiler: {missing}")
-    command = [*compiler, *flags, str(HERE / "linear.cpp"), "-o", str(library)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if "barrier: No such file" in done.stderr:
-        pytest.skip("this C++ compiler has no C++20 barriers")
+    if missing := unavailable():
+        pytest.skip(f"nothing can be emulated here: {missing}")
+    sources, library = tmp_path_factory.mktemp("csrc"), tmp_path_factory.mktemp("emulation") / "linear.so"
+    copy_sources(sources)
+    done = compile_unit(sources, HERE / "linear.cpp", library)
     assert done.returncode == 0, done.stderr
     function = ctypes.CDLL(str(library)).linear_emulated
 
