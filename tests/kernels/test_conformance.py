@@ -36,10 +36,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+KNOWN_WRONG = {
+    row: "flashinfer masks by a score of -5e4, which swallows real scores below it; the row stays unproven"
+    for row in ("flashinfer/attention.prefill", "flashinfer/attention.prefill.fp16")
+}
+
+
 def _check(row: KernelSpec, dtype: str, scheme: str | None, device: str, budget: str) -> None:
     if reason := unavailable(row, device):
         pytest.skip(f"{row.name}: {reason}")
     report = check_row(row.op, row.name, device=device, dtype=dtype, scheme=scheme, budget=budget)
+    if row.name in KNOWN_WRONG and budget == "full":
+        assert not report.ok, f"{row.name} is right now; it was not, because {KNOWN_WRONG[row.name]}"
+        pytest.xfail(KNOWN_WRONG[row.name])
     assert report.ok, str(report)
 
 

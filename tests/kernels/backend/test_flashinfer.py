@@ -76,7 +76,11 @@ def test_adapter_fits_the_op(row: KernelSpec, dtype: str) -> None:
     """Would go red if an adapter passed an argument, a layout, a length or a scale otherwise than flashinfer reads it,
     or if a row declared fewer limits or roundings than flashinfer has."""
     report = check_callable(registry.get_op(row.op), _target(row), dtype=dtype, row=_here(row))
-    assert report.ok, str(report)
+    swallowed = [f for f in report.failures if f.case.startswith("logits beyond 1e5")]
+    assert report.failures == swallowed, str(report)
+    # flashinfer hides what lies behind the causal mask by a score of -5e4, which real scores below that lose to. So
+    # its prefill is refused, and stays unproven, until a release masks by infinity.
+    assert bool(swallowed) == (row.op == "attention.prefill")
 
 
 @pytest.mark.parametrize("row", WIDE, ids=lambda row: row.name)
