@@ -43,7 +43,10 @@ class Fault:
 
 
 def copy_sources(to: Path, faults: Iterable[Fault] = ()) -> None:
-    """Write translated copies of all that a `.cu` may include; tensors of the CPU pass for CUDA's."""
+    """Write translated copies of all that a `.cu` may include; tensors of the CPU pass for CUDA's.
+
+    A copy that cannot be made is an #error, so that only the units which include it fail, and say why.
+    """
     faults = tuple(faults)
     for path in (*SOURCES.rglob("*.cu"), *SOURCES.rglob("*.cuh"), *SOURCES.rglob("*.h")):
         name = path.relative_to(SOURCES).as_posix()
@@ -56,7 +59,10 @@ def copy_sources(to: Path, faults: Iterable[Fault] = ()) -> None:
             text = _replace(text, *_DEVICES, name)
         copy = to / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(translate(text, name))
+        try:
+            copy.write_text(translate(text, name))
+        except Untranslatable as error:
+            copy.write_text("#error " + " ".join(str(error).split()))
 
 
 def _replace(text: str, old: str, new: str, name: str) -> str:
