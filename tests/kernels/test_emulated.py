@@ -9,7 +9,9 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import dataclasses
+import fcntl
 import importlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -110,13 +112,23 @@ class Unit:
 
     name: str
     output: Path
-    compiling: concurrent.futures.Future[Any]
+    compiling: concurrent.futures.Future[str]
 
     @cached_property
     def module(self) -> ModuleType:
-        done = self.compiling.result()
-        assert done.returncode == 0, f"{self.name} lacks a stand-in of tests/kernels/emulation: {done.stderr[:4000]}"
+        failure = self.compiling.result()
+        assert not failure, f"{self.name} lacks a stand-in of tests/kernels/emulation: {failure[:4000]}"
         return import_extension(f"emulated_{self.output.stem}", self.output)
+
+
+def _compile(sources: Path, name: str, output: Path) -> str:
+    """What the compiler says if it fails; one of several test processes compiles, the others wait for it."""
+    with output.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if output.exists():
+            return ""
+        done = compile_unit(sources, sources / name, output, f"-DRAPID_LLM_MODULE_NAME=emulated_{output.stem}")
+        return done.stderr if done.returncode != 0 else ""
 
 
 @pytest.fixture(scope="module")
@@ -124,15 +136,16 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Unit]]
     """Every unit, all compiles under way at once as far as cores and memory allow."""
     if missing := unavailable():
         pytest.skip(f"nothing can be emulated here: {missing}")
-    sources, folder = tmp_path_factory.mktemp("csrc"), tmp_path_factory.mktemp("emulated")
+    sources = tmp_path_factory.mktemp("csrc")
     copy_sources(sources, FAULTS.values())
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+    folder.mkdir(exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(jobs(BYTES_A_JOB)) as pool:
         found = {}
         for name in (unit for unit in UNITS if unit not in NOT_EMULATED):
-            stem = Path(name).stem
-            output, define = folder / f"{stem}.so", f"-DRAPID_LLM_MODULE_NAME=emulated_{stem}"
-            compiling = pool.submit(compile_unit, sources, sources / name, output, define)
-            found[name] = Unit(name, output, compiling)
+            output = folder / f"{Path(name).stem}.so"
+            found[name] = Unit(name, output, pool.submit(_compile, sources, name, output))
         yield found
 
 
