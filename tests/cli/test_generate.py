@@ -221,13 +221,18 @@ main()
 """
 
 
+def heed_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_chat_on_a_terminal() -> None:
     """Catches a Ctrl-C that ends more than the answer, a missing prompt, and a traceback after Ctrl-C at the prompt."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", TERMINAL, "chat"]
     env = environment(TERM="dumb")
     with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, preexec_fn=heed_interrupts
     ) as process:
         os.close(theirs)
         try:
@@ -301,7 +306,9 @@ def test_ctrl_c_for_real(model_path: Path) -> None:
     """Catches a traceback or a hang when the interrupt arrives inside a step."""
     command = [sys.executable, "-m", "rapid_llm.cli", "generate", "Once upon a time", "--model", str(model_path)]
     command += ["--max-tokens", "4000", "--ignore-eos", "--threads", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), preexec_fn=heed_interrupts
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.read(10)
         time.sleep(0.3)
