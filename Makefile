@@ -62,7 +62,7 @@ test-floor: $(TEST)
 	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -n $(WORKERS) -m "not compiles" $(PYTEST_ARGS)
 
 test-compiles: $(TEST)
-	$(PY) -m pytest -n $(WORKERS) -m compiles tests/kernels $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) -m compiles $(PYTEST_ARGS)
 
 test-interpreter: $(TEST)
 	TRITON_INTERPRET=1 $(PY) -m pytest -n $(WORKERS) -m interpreter tests/kernels $(PYTEST_ARGS)

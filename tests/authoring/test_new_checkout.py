@@ -37,6 +37,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.compiles
 def test_a_new_op_passes_the_suites(clone: Path) -> None:
     """Catches: an op without its second formulation, its example call, its plain row or its call as a torch op."""
     chosen = "(swap or rmsnorm_two or rmsnorm.two) and not kernels_compile"

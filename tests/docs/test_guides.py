@@ -56,6 +56,7 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         helper.result()
 
 
+@pytest.mark.compiles
 @pytest.mark.timeout(900)  # the first of a page's tests follows the page, and on a busy machine builds take long
 @pytest.mark.parametrize(("page", "at"), STEPS)
 def test_a_step_does_what_the_page_says(page: str, at: int, reader: Reader) -> None:

@@ -45,6 +45,7 @@ def differs(source: str, level: cpp.Level) -> bool:
     return "avx512f" in more or any(f"__{i.replace('_', '').upper()}__" in text for i in more)
 
 
+@pytest.mark.compiles
 @pytest.mark.skipif(not LOWER, reason="this CPU has the lowest level alone")
 @pytest.mark.parametrize("level", LOWER, ids=lambda level: level.name)
 @pytest.mark.parametrize(("row", "dtype", "scheme"), ROWS)
