@@ -80,9 +80,12 @@ def _entries() -> list[tuple[str, str]]:
     """
     from importlib import metadata  # 34 ms, so only where some package names the group
 
+    distributions = list(metadata.distributions(path=_folders()))
+    if not any(_names_group(distribution) for distribution in distributions):
+        return []  # nearly everywhere so, and reading each distribution's name would take as long as all of dispatch
     found: dict[tuple[str, str], None] = {}
     seen: set[str] = set()
-    for distribution in metadata.distributions(path=_folders()):
+    for distribution in distributions:
         try:
             name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
             entries = [] if name and name in seen else distribution.entry_points
@@ -91,6 +94,14 @@ def _entries() -> list[tuple[str, str]]:
         except Exception as error:  # of whatever is wrong with a foreign package's files
             _log.info("no kernel plugins are looked for in a damaged installation: %s", error)
     return list(found)
+
+
+def _names_group(distribution: Any) -> bool:
+    """Whether a distribution's entry points may be of the group; one that cannot be read is looked at with care."""
+    try:
+        return f"[{GROUP}]" in (distribution.read_text("entry_points.txt") or "")
+    except Exception:
+        return True
 
 
 def _folders() -> list[str]:
