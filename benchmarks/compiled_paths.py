@@ -12,8 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 
-from rapid_llm.bench import Figure, Run, bench_host, summarise
+from rapid_llm.bench import Figure, HostResult, Run, bench_host, summarise
 from rapid_llm.bench.errors import BenchError
 
 from . import common
@@ -46,6 +47,8 @@ LIMITS = {"jit/scale": (6.0, 0.05), "nvrtc/scale": (0.3, 0.05), "aot/scale": (No
 CALLS = {"jit/scale": 5.0, "aot/scale": 5.0, "nvrtc/scale": None}
 """Microseconds of a bound call, at most."""
 
+CONTROL = "torch.mul with out="
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = common.parser(MODULE, "Compiled paths: build, load and call.").parse_args(arguments)
@@ -56,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     run = common.start("compiled_paths", MODULE, options)
     for row, (cold, warm) in LIMITS.items():
         first_calls(run, row, cold, warm, 1 if options.quick else 3)
-    calls(run, 10 if options.quick else 40)
+    calls(run, 2 if options.quick else 6)
     return common.finish(run, "scale on each compiled path", options)
 
 
@@ -87,24 +90,36 @@ def first_s(row: str, cache: str) -> tuple[float, float]:
     return int(bound) / 1e9, int(called) / 1e9
 
 
-def calls(run: Run, blocks: int) -> None:
-    """Bound handles against torch's own product, in one process; each block is short enough for the GPU to keep up."""
+def calls(run: Run, rounds: int) -> None:
+    """Bound handles beside torch's own product, in turns; each block is short enough for the GPU to keep up."""
     import torch
 
     from rapid_llm.kernels import dispatch
 
     x = torch.ones(SIZE, dtype=torch.float16, device="cuda")
     out = torch.empty_like(x)
-    for row, limit in CALLS.items():
-        bound = dispatch("scale", x, 0.5, backend=row)
-        bound(x, 0.5, out)
-        found = bench_host(bound, args=(x, 0.5, out), blocks=blocks, block_seconds=0.002)
-        run.add(Figure(f"{row}, bound call", found.ns / 1e3, "us", at_most=limit, detail=found.json()))
-        torch.cuda.synchronize()
-    torch.mul(x, 0.5, out=out)  # its kernel is loaded by the first call
+    timed: dict[str, list[HostResult]] = {}
+    for _ in range(rounds):
+        for row in CALLS:
+            bound = dispatch("scale", x, 0.5, backend=row)
+            timed.setdefault(f"{row}, bound call", []).append(_host(bound, x, 0.5, out))
+        timed.setdefault(CONTROL, []).append(_host(torch.mul, x, 0.5, out=out))
+    limits = {f"{row}, bound call": limit for row, limit in CALLS.items()}
+    for name, found in timed.items():
+        best = min(found, key=lambda result: result.ns)
+        detail = {**best.json(), "rounds_ns": [result.ns for result in found]}
+        run.add(Figure(name, best.ns / 1e3, "us", at_most=limits.get(name), detail=detail))
+
+
+def _host(fn: Callable[..., object], *args: object, **kwargs: object) -> HostResult:
+    """The first call, which may load a kernel, is not timed."""
+    import torch
+
+    fn(*args, **kwargs)
     torch.cuda.synchronize()
-    found = bench_host(torch.mul, args=(x, 0.5), kwargs={"out": out}, blocks=blocks, block_seconds=0.002)
-    run.add(Figure("torch.mul with out=", found.ns / 1e3, "us", detail=found.json()))
+    found = bench_host(fn, args=args, kwargs=kwargs, blocks=40, block_seconds=0.002)
+    torch.cuda.synchronize()
+    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from rapid_llm.graphs import capture
+
 from .device import Block, Calibration, Call, Clocks, Timing
 from .nvml import driver_version, read_clocks
 from .peaks import peaks_of
@@ -35,7 +37,7 @@ class GraphBlock:
 
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, stream=stream):
+        with capture(self._graph, stream):
             self.results = [call() for call in calls]
         self.launches: int | None = kernel_nodes(self._graph.raw_cuda_graph())
         if self.launches != 0:  # an empty graph runs as well, but there is nothing to run

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from rapid_llm.graphs import capture
 from rapid_llm.verify.cases.build import Case
 from rapid_llm.verify.guard import Guarded, bits, unique_view
 from rapid_llm.verify.runner import Run, Truth
@@ -150,7 +151,7 @@ def _replays(run: Run, case: Case, truth: Truth) -> None:
         with torch.cuda.stream(side):  # what is made on first use is made before the capture
             run.fn(*positional, **keywords)
         torch.cuda.synchronize(run.device)
-        with torch.cuda.graph(graph, stream=side):
+        with capture(graph, side):
             result = run.fn(*positional, **keywords)
     except Exception as error:  # whatever a row raises in a capture, it must not
         run.fail("capture", f"{type(error).__name__}: {error}")

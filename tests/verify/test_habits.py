@@ -10,6 +10,7 @@ from torch import Tensor
 
 import rapid_llm.kernels.ops  # noqa: F401  (registers the ops)
 from rapid_llm.kernels import registry
+from rapid_llm.kernels.ops.arguments import check_alias
 from rapid_llm.verify.compare import NORM_LIMIT, compare
 from rapid_llm.verify.conformance import check_callable
 from rapid_llm.verify.plain import rmsnorm, scale
@@ -98,8 +99,14 @@ def test_streams_and_graphs() -> None:
     """Catches P51's kin: a launch on a fixed stream, and a call whose capture keeps the values of its first inputs."""
     elsewhere = torch.cuda.Stream()
 
+    def result_of(input: Tensor, out: Tensor | None) -> Tensor:
+        if out is None:
+            return torch.empty_like(input, memory_format=torch.contiguous_format)
+        check_alias("scale", out, "input", input)
+        return out
+
     def fixed_stream(input: Tensor, factor: float, out: Tensor | None = None) -> Tensor:
-        result = torch.empty_like(input, memory_format=torch.contiguous_format) if out is None else out
+        result = result_of(input, out)
         if not torch.cuda.is_current_stream_capturing():
             with torch.cuda.stream(elsewhere):
                 result.copy_(input.float() * factor)
@@ -108,8 +115,7 @@ def test_streams_and_graphs() -> None:
 
     def on_the_host(input: Tensor, factor: float, out: Tensor | None = None) -> Tensor:
         host = (input.detach().cpu().float() * factor).to(input.dtype)
-        result = torch.empty_like(input, memory_format=torch.contiguous_format) if out is None else out
-        return result.copy_(host)
+        return result_of(input, out).copy_(host)
 
     op = registry.get_op("scale")
     for fn, what in ((fixed_stream, "other stream"), (on_the_host, "replays")):

@@ -63,6 +63,7 @@ struct State {
   PyObject* tensor = nullptr;
   PyObject* parameter = nullptr;
   PyObject* is_neg = nullptr;
+  PyCFunction is_neg_direct = nullptr;  // the C function behind it, where it takes no arguments
 };
 inline State state;
 
@@ -103,7 +104,8 @@ inline Tensor tensor_of(const char* op, PyObject* object) {
   RAPID_CHECK(type == state.tensor || type == state.parameter, op, ": needs plain tensors, torch.Tensor itself, on ",
               kDevices);
   // A view whose sign is flipped lazily looks like its base to DLPack.
-  PyObject* negated = PyObject_CallFunctionObjArgs(state.is_neg, object, nullptr);
+  PyObject* negated = state.is_neg_direct != nullptr ? state.is_neg_direct(object, nullptr)
+                                                     : PyObject_CallFunctionObjArgs(state.is_neg, object, nullptr);
   if (negated == nullptr) throw PythonError{};
   Py_DECREF(negated);
   RAPID_CHECK(negated == Py_False, op, ": a tensor has a lazy negation; call resolve_neg() first");
@@ -207,6 +209,20 @@ class Unlocked {
   PyThreadState* thread_;
 };
 
+// torch.Tensor.is_neg as C has it: a call through Python makes a tuple for its argument, for each tensor of each call.
+inline bool find_is_neg() {
+  state.is_neg = PyObject_GetAttrString(state.tensor, "is_neg");
+  PyObject* any = state.is_neg != nullptr ? PyObject_CallNoArgs(state.tensor) : nullptr;
+  PyObject* bound = any != nullptr ? PyObject_GetAttrString(any, "is_neg") : nullptr;
+  Py_XDECREF(any);
+  if (bound == nullptr) return false;
+  if (Py_IS_TYPE(bound, &PyCFunction_Type) && PyCFunction_GetFlags(bound) == METH_NOARGS) {
+    state.is_neg_direct = PyCFunction_GetFunction(bound);
+  }
+  Py_DECREF(bound);
+  return true;
+}
+
 // Looks up torch's exchange API once; false with the error indicator set where this torch has none.
 inline bool connect() {
   PyObject* torch = PyImport_ImportModule("torch");
@@ -217,8 +233,7 @@ inline bool connect() {
   Py_XDECREF(nn);
   Py_DECREF(torch);
   if (state.tensor == nullptr || state.parameter == nullptr) return false;
-  state.is_neg = PyObject_GetAttrString(state.tensor, "is_neg");
-  if (state.is_neg == nullptr) return false;
+  if (!find_is_neg()) return false;
   PyObject* capsule = PyObject_GetAttrString(state.tensor, "__dlpack_c_exchange_api__");
   if (capsule == nullptr) return false;
   state.api = static_cast<const Exchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
