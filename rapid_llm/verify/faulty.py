@@ -16,7 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rapid_llm.verify import plain, plain_deepseek
+from rapid_llm.kernels.registry import get_op
+from rapid_llm.verify import faulty_layout, plain, plain_deepseek
 from rapid_llm.verify.ulp import FORMATS, round_to, truncate_to
 
 Fn = Callable[..., Any]
@@ -381,9 +382,12 @@ def plain_row(op_id: str) -> Fn:
 
 
 def own(op_id: str) -> list[FaultyRow]:
-    """The wrong rows that are of one op alone."""
+    """The wrong rows that are of one op alone, or of rows that its cases must have."""
     faults = {**_OWN, **plain_deepseek.FAULTS}.get(op_id, ())
-    return [FaultyRow(op_id, f, functools.partial(plain_row(op_id), fault=f), d, s) for f, d, s in faults]
+    rows = [FaultyRow(op_id, f, functools.partial(plain_row(op_id), fault=f), d, s) for f, d, s in faults]
+    for fault in faulty_layout.FAULTS.get(op_id, ()):
+        rows.append(FaultyRow(op_id, fault, faulty_layout.wrapped(get_op(op_id), fault, plain_row(op_id)), "bf16"))
+    return rows
 
 
 def battery() -> list[FaultyRow]:

@@ -12,6 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from rapid_llm.verify.cases.build import parted, parted_shape
+
 MARGIN: Final = 64
 """Elements of poison on either side."""
 
@@ -70,15 +72,23 @@ class Guarded:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        strided: bool = False,
+        layout: str = "contiguous",
         finite: bool = False,
     ) -> Guarded:
-        """An output filled with NaN, a `finite` number or a recognisable integer; `strided` leaves a gap after every
-        element."""
-        wide = (*shape[:-1], 2 * shape[-1]) if strided and shape else shape
+        """An output filled with NaN, a `finite` number or a recognisable integer. layout: `contiguous`, `strided` (a
+        gap after every element) or `parted` (see `cases.build.lay`)."""
+        wide = shape
+        if shape and layout == "strided":
+            wide = (*shape[:-1], 2 * shape[-1])
+        elif shape and layout == "parted":
+            wide = parted_shape(shape)
+        elif layout not in ("contiguous", "strided", "parted"):
+            raise ValueError(f"unknown layout {layout!r} of an output; known: contiguous, strided, parted")
         fill = (FINITE if finite else float("nan")) if dtype.is_floating_point else -(2**31) + 7
         whole = torch.full(wide, fill, dtype=dtype, device=device)
-        return cls(whole[..., ::2] if strided and shape else whole)
+        if wide == shape:
+            return cls(whole)
+        return cls(whole[..., ::2] if layout == "strided" else parted(whole, shape))
 
     def _house(self, values: Tensor) -> None:
         size = values.element_size()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, load_target, rows
-from rapid_llm.verify import faulty, faulty_in_place
+from rapid_llm.verify import faulty, faulty_in_place, faulty_layout
 from rapid_llm.verify.cases.build import torch_dtype
 from rapid_llm.verify.conformance import variants
 from rapid_llm.verify.faulty import FaultyRow
@@ -25,6 +25,7 @@ _CRITICAL: Final = frozenset(
         *("tail unwritten", "last row unwritten", "last column dropped", "last row dropped", "one output unwritten"),
         *("output unwritten", "answers from memory", "nothing back unwritten", "rest not marked"),
         *("input strides ignored", "out strides ignored", "NaN swallowed", "truncates"),
+        *(faulty_layout.SPACED, faulty_layout.OTHER_SPACED),
         *("sees one more", "sees one less", "not causal", "one too far", "position off by one"),
         *("eps constant", "eps ignored", "eps outside", "scale ignored", "temperature ignored", "0.3 of the answer"),
     }

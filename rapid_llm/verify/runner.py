@@ -32,6 +32,8 @@ from rapid_llm.verify.standing import Standing, standing
 Fn = Callable[..., Any]
 
 _RAISED: Final = object()
+_APART: Final = ("strided", "parted")
+"""Layouts of `out` that leave gaps."""
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class Run:
         outs: list[Guarded | None] = [None]
         if self.op.parsed.takes_out:
             shape, dtype = self._out_facts(values)
-            outs += [Guarded.empty(shape, dtype, self.device, strided=how == "strided") for how in ("", *case.outs)]
+            outs += [Guarded.empty(shape, dtype, self.device, layout=_layout(how)) for how in ("", *case.outs)]
         for out in outs:
             positional, keywords = self.bind(self.guarded(values))
             with contextlib.suppress(Exception):
@@ -134,17 +136,17 @@ class Run:
     # -- one call each ------------------------------------------------------------------------------------------------
 
     def _with_out(self, truth: Truth, how: str | None, call: str) -> list[Tensor] | None:
-        """Call with no `out`, or one that is `contiguous`, `strided` or `is:<argument>`."""
+        """Call with no `out`, or one that is `contiguous`, `strided`, `parted` or `is:<argument>`."""
         self._where = (*self._where[:2], call)
         args = self.guarded(truth.values)
         guard, alias = None, ""
         if how is not None:
             shape, dtype = self._out_facts(truth.values)
             alias = how.partition(":")[2] if how.startswith("is:") else ""
-            filled = {"strided": how == "strided", "finite": call == "out given"}
-            guard = args[alias] if alias else Guarded.empty(shape, dtype, self.device, **filled)
+            finite = call == "out given"
+            guard = args[alias] if alias else Guarded.empty(shape, dtype, self.device, layout=how, finite=finite)
         out = None if guard is None else guard.tensor
-        foreign = how == "strided" and standing(self.op, self.row, truth.values, out) is Standing.FOREIGN_LAYOUT
+        foreign = how in _APART and standing(self.op, self.row, truth.values, out) is Standing.FOREIGN_LAYOUT
         if foreign and self._refused(args, out):
             self.report.refused += 1
             return None
@@ -361,6 +363,10 @@ class Run:
 
     def fail(self, what: str, detail: str) -> None:
         self.report.failures.append(Failure(*self._where, what, detail))
+
+
+def _layout(how: str) -> str:
+    return how if how in _APART else "contiguous"
 
 
 def _tensors(expected: Any) -> Iterator[Tensor]:

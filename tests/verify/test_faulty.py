@@ -7,6 +7,7 @@ import pytest
 import rapid_llm.kernels.ops  # noqa: F401  (registers the ops)
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.registry import OpSpec
+from rapid_llm.verify import faulty_layout
 from rapid_llm.verify.conformance import check_callable, variants
 from rapid_llm.verify.faulty import FaultyRow, battery, plain_row
 
@@ -18,6 +19,7 @@ NEEDS_FULL = {
     ("attention.decode", "aliased out cleared"),
     ("embedding", "ids clamped"),  # the CPU's IndexError is no case of the interpreter
     ("embedding", "ids wrapped"),
+    *((op, faulty_layout.MANY) for op in faulty_layout.FAULTS),  # so many rows are in the full set only
 }
 
 

@@ -293,7 +293,7 @@ class TestGuard:
         assert not guard.fits(torch.zeros(3, 2))
 
     def test_outputs_start_as_nan(self) -> None:
-        out = Guarded.empty((2, 3), torch.bfloat16, torch.device("cpu"), strided=True)
+        out = Guarded.empty((2, 3), torch.bfloat16, torch.device("cpu"), layout="strided")
         assert bool(torch.isnan(out.tensor).all())
         assert out.tensor.stride() == (6, 2)
 

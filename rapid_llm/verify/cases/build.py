@@ -28,9 +28,10 @@ class Case:
     """One call of an op, to be made with fresh values for every seed.
 
     make: generator -> arguments by schema name. outs: further ways to pass `out`, besides none and a contiguous
-    tensor: `strided`, `is:<argument>` (the very argument) and `overlap:<argument>` (a shifted part of it, which must
-    be refused); `try is:` and `try overlap:` for an op that speaks of neither, which may refuse, or be right. raises:
-    what the call must raise instead of answering. seeds: how many of the run's seeds it takes, None for all.
+    tensor: `strided` (a gap after every element), `parted` (see `lay`), `is:<argument>` (the very argument) and
+    `overlap:<argument>` (a shifted part of it, which must be refused); `try is:` and `try overlap:` for an op that
+    speaks of neither, which may refuse, or be right. raises: what the call must raise instead of answering. seeds: how
+    many of the run's seeds it takes, None for all.
     """
 
     id: str
@@ -104,9 +105,10 @@ def lay(values: Tensor, layout: str, device: Device) -> Tensor:
     """`values` on `device` as a view of the asked layout; the values are the same, but for `expanded`.
 
     contiguous; `offset`: contiguous, one element off every alignment; `sliced`: each row is part of a longer one;
-    `stepped`: every other element of the last dimension; `transposed`: the last two dimensions swapped in memory;
-    `outer`: the first two dimensions swapped in memory; `expanded`: row 0 repeated by a stride of 0; `far`: rows more
-    than 2**31 elements apart.
+    `parted`: so is each group of rows, which then are not evenly spaced; rows of whole vectors begin at multiples of 16
+    bytes; `stepped`: every other element of the last dimension; `transposed`: the last two dimensions swapped in
+    memory; `outer`: the first two dimensions swapped in memory; `expanded`: row 0 repeated by a stride of 0; `far`:
+    rows more than 2**31 elements apart.
     """
     if layout == "contiguous":
         return values.contiguous().to(device)
@@ -119,6 +121,8 @@ def lay(values: Tensor, layout: str, device: Device) -> Tensor:
         view = torch.zeros(values.numel() + step, dtype=values.dtype, device=device)[step:].view(shape)
     elif layout == "sliced":
         view = torch.zeros(*shape[:-1], shape[-1] + 24, dtype=values.dtype, device=device)[..., 8 : 8 + shape[-1]]
+    elif layout == "parted":
+        view = parted(torch.zeros(parted_shape(shape), dtype=values.dtype, device=device), shape)
     elif layout == "stepped":
         view = torch.zeros(*shape[:-1], 2 * shape[-1], dtype=values.dtype, device=device)[..., ::2]
     elif layout == "transposed":
@@ -130,6 +134,18 @@ def lay(values: Tensor, layout: str, device: Device) -> Tensor:
     else:
         raise ValueError(f"unknown layout {layout!r}")
     return view.copy_(values)
+
+
+def parted_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The storage of which `parted` of this shape is a view."""
+    groups = (*shape[:-2], shape[-2] + 2) if len(shape) > 1 else ()
+    return (*groups, shape[-1] + 32)
+
+
+def parted(storage: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inner part of a storage of `parted_shape(shape)`."""
+    rows = storage[..., 8 : 8 + shape[-1]]
+    return rows[..., 1 : 1 + shape[-2], :] if len(shape) > 1 else rows
 
 
 def lay_heads(values: Tensor, layout: str, device: Device) -> Tensor:

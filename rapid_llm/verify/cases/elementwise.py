@@ -52,12 +52,16 @@ def scale(dtype: str, device: Device, scheme: str | None = None, *, budget: str 
             case("rows", (5, 33), 0.3, "transposed"),
             case("rows", (4, 9), 0.3, "expanded"),
             case("four", (2, 3, 4, 5), 0.5, "outer"),
+            case("parted", (2, 3, 16), 0.3, "parted", outs=("parted",)),
             special("edges", edge_values, 1.0),
         ]
     sizes = [case(f"size{'x'.join(map(str, s))}", s, 0.3, seeds=1) for s in _SIZES]
     empties = [case(f"empty{i}", s, 0.3) for i, s in enumerate(((0,), (0, 8), (8, 0), (2, 0, 3)))]
     factors = [case("factor", (1000,), f, outs=aliased) for f in (0.0, 0.5, 1.0, -1.7, 1e-3, 3e38, 1e-42)]
     layouts = [case("layout", (9, 7, 33), 0.3, name, outs=aliased[:1]) for name in _LAYOUTS]
+    layouts += [case("layout", (5, 3, 64), 0.3, name, outs=("parted",)) for name in ("contiguous", "parted")]
+    if torch.device(device).type == "cuda":  # so many that kernels give a thread several vectors
+        layouts += [case("many", (2**21 + 8 * 1024 + 5,), 0.3, seeds=1)]
     numbers = (
         [special("edges", edge_values, f) for f in (1.0, 0.5, 0.3, -2.0, 1e30)]
         + [special("bits", lambda g: every_bit_pattern(g, 4096, kind), f) for f in (0.3, 0.5)]
@@ -107,6 +111,7 @@ def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budge
             case("rows", (2, 40), "transposed"),
             case("one", (1, 7), "offset"),
             case("three", (2, 3, 24), "outer"),
+            case("parted", (2, 3, 16), "parted", outs=("parted",)),
             case("same", (3, 9), "expanded"),
             Case("edges", edge),
         ]
@@ -115,6 +120,13 @@ def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budge
         *(case(f"empty{i}", s) for i, s in enumerate(((0, 16), (4, 0), (0,)))),
         *(case(f"shape{'x'.join(map(str, s))}", s, outs=strided) for s in shapes),
         *(case("layout", (6, 5, 34), name) for name in _LAYOUTS),
+        case("parted", (5, 3, 64), "parted", outs=("parted",)),
+        case("parted", (5, 64), "parted", outs=("parted",)),
+        case("scattered", (2, 3, 4, 64), "outer", outs=("parted",)),
+        *(case("many", s, seeds=1) for s in ((265, 64), (1059, 64))),
+        case("many", (89, 3, 64), "parted", outs=("parted",), seeds=1),
+        # So many that kernels give a thread several vectors.
+        *([case("many", (265, 8200), seeds=1)] if torch.device(device).type == "cuda" else []),
         case("tiny", (4, 300), spread=1e-4),
         case("large", (4, 300), spread=60.0),
         Case("edges", edge),

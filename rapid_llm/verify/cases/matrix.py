@@ -261,6 +261,7 @@ def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str
             case("exact", (2, 2), 64, 17, exact=True, bias="stepped"),
             make.needles("needles", 5, 64, 9, bits=min(precision, 14)),
             make.special(2, 32, 8),
+            case("parted", (2, 3), 64, 16, layouts=("parted", "contiguous"), outs=("parted",)),
             *([case("plain", 2, 256, 9, layouts=("contiguous", "offset"))] if make.scheme == FP8 else []),
         ]
     sizes = [(1, 64, 48), (1, 576, 192), (2, 96, 33), (8, 128, 65)]
@@ -281,6 +282,10 @@ def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str
         case("vector", (), 64, 33),
         case("cube", (2, 3), 64, 33, bias="stepped"),
         case("exact", 1, 576, 96, exact=True),
+        case("parted", (2, 3), 96, 64, layouts=("parted", "sliced"), bias="contiguous", outs=("parted",)),
+        case("parted", (2, 3), 256, 64, layouts=("parted", "contiguous"), outs=("parted",)),
+        *(case("many", m, 64, 48, seeds=1) for m in (265, 1059)),
+        case("many", (89, 3), 64, 48, layouts=("parted", "sliced"), outs=("parted",), exact=True, seeds=1),
         case("exact", 33, 128, 65, exact=True, bias="contiguous"),
         *(make.needles("needles", m, 96, 33, bits=min(precision, 13)) for m in (1, 5, 40)),
         make.needles("one hot", 96, 96, 40),

@@ -12,6 +12,12 @@ from rapid_llm.verify.cases.families import FAMILIES, Family
 from rapid_llm.verify.ulp import format_of
 
 _SHAPES = ((1, 1), (1, 576), (4, 64), (3, 577), (2, 4097), (33, 128), (2, 3, 48), (100,), (1, 8192))
+_MANY = ((265, 64), (1059, 64), (265, 264))
+"""Rows at which kernels take several to a block, the last of them not full; and several vectors of each to a thread."""
+
+_LONG = ((1, 16392), (2, 33000))
+"""Rows of more vectors than a block has threads, and than its registers hold."""
+
 _LAYOUTS = ("offset", "sliced", "stepped", "transposed", "outer", "expanded")
 
 
@@ -73,6 +79,7 @@ def rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, budget: st
             case("plain", (4, 33), "transposed", weight_layout="stepped"),
             case("plain", (2, 3, 24), "outer", eps=None),
             case("same", (3, 20), "expanded"),
+            case("parted", (2, 3, 16), "parted", outs=("parted",)),
             Case("special", special),
         ]
     others = [d for d in (torch.float32, torch.float16, torch.bfloat16) if d != kind]
@@ -83,6 +90,12 @@ def rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, budget: st
         *(case("layout", (6, 5, 34), name, weight_layout="stepped") for name in _LAYOUTS),
         case("layout", (6, 33), weight_layout="offset"),
         *(case("weight", (5, 96), weight=w) for w in others),
+        *(case("parted", (5, 3, 64), "parted", weight=w, outs=("parted",)) for w in (kind, *others)),
+        case("parted", (5, 64), "parted", outs=("parted",)),
+        case("scattered", (2, 3, 4, 64), "outer", outs=("parted",)),
+        *(case("many", s, seeds=1) for s in _MANY),
+        *(case("long", s, seeds=1) for s in _LONG),
+        case("many", (89, 3, 64), "parted", outs=("parted",), seeds=1),
         case("default eps", (4, 100), eps=None, spread=1e-3),
         *(case("eps", (4, 100), eps=e, spread=s) for e, s in ((1e-6, 1e-3), (1e-5, 1e-3), (0.5, 1.0), (1e-12, 1e-5))),
         case("large", (4, 300), spread=_large(kind) / 10),
@@ -142,14 +155,23 @@ def fused_add_rmsnorm(dtype: str, device: Device, scheme: str | None = None, *, 
             case("plain", (3, 65)),
             case("plain", (4, 33), ("stepped", "transposed"), weight=torch.float32),
             case("small", (2, 3, 24), ("outer", "contiguous"), spread=1e-3, other=1e-3, eps=None),
+            case("parted", (2, 3, 16), ("parted", "parted")),
             Case("cancelling", cancelling),
             Case("special", special),
         ]
+    others = [d for d in (torch.float32, torch.float16, torch.bfloat16) if d != kind]
+    parted = (("parted", "contiguous"), ("contiguous", "parted"), ("parted", "parted"))
     pairs = (("offset", "contiguous"), ("sliced", "stepped"), ("transposed", "contiguous"), ("contiguous", "outer"))
     return [
         *(case(f"empty{i}", s) for i, s in enumerate(((0, 16), (0, 3, 8)))),
         *(case("plain", s) for s in _SHAPES),
         *(case("layout", (6, 5, 34), pair) for pair in pairs),
+        *(case("parted", (5, 3, 64), pair) for pair in parted),
+        *(case("parted", (5, 3, 64), ("parted", "parted"), weight=w) for w in others),
+        case("scattered", (2, 3, 4, 64), ("outer", "parted")),
+        *(case("many", s, seeds=1) for s in _MANY),
+        *(case("long", s, seeds=1) for s in _LONG),
+        case("many", (89, 3, 64), ("parted", "sliced"), seeds=1),
         *(case("uneven", (4, 300), spread=s) for s in (1e-2, 30.0)),
         *(case("small", (4, 100), spread=1e-3, other=1e-3, eps=e) for e in (1e-6, 1e-5, None)),
         case("large", (4, 300), spread=_large(kind) / 10, other=_large(kind) / 10),

@@ -76,9 +76,11 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
             case("plain", 3, (2, 2), 24, rotary=16, interleaved=True, index=torch.int32),
             case("plain", 5, (2, 1), 16, layout="outer", interleaved=True, other="sliced"),
             case("plain", 2, (2, 1), 20, layout="stepped"),
+            case("parted", 3, (3, 2), 16, layout="parted"),
             Case("special", special),
         ]
     both = (False, True)
+    tables, many = ("contiguous", "sliced"), ((265, False), (1059, True))
     return [
         case("empty", 0, (4, 2), 16),
         *(case("plain", t, h, d, interleaved=i) for t, h, d in ((1, (9, 3), 64), (7, (1, 1), 2)) for i in both),
@@ -86,6 +88,8 @@ def rope(dtype: str, device: Device, scheme: str | None = None, *, budget: str =
         *(case("partial", 6, (4, 2), 80, rotary=r, interleaved=i) for r in (2, 32, 78) for i in both),
         *(case("layout", 9, (6, 2), 32, layout=n) for n in ("fused", "sliced", "stepped", "outer", "offset")),
         *(case("layout", 9, (6, 2), 32, layout=n, interleaved=True) for n in ("fused", "stepped", "outer")),
+        *(case("parted", 9, (6, 2), 64, layout="parted", other=o, interleaved=i) for o in tables for i in both),
+        *(case("many", t, (3, 1), 32, layout="parted", interleaved=i, seeds=1) for t, i in many),
         case("table", 9, (4, 4), 48, other="sliced", index=torch.int32),
         case("int32", 5, (3, 3), 64, index=torch.int32),
         case("large", 9, (3, 1), 64, spread=2e4),

@@ -82,9 +82,10 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
             case("plain", 3, (3, 1), 16, layout="fused", padding=1),
             case("partial", 4, (2, 2), 24, rotary=16, interleaved=True, padding=2, cache="paired", index=torch.int32),
             case("page", 3, (2, 1), 14, page=1, layout="stepped", other="sliced"),
+            case("parted", 3, (3, 2), 16, layout="parted", cache="parted"),
             case("special", 5, (2, 1), 16, special=True),
         ]
-    both = (False, True)
+    both, caches = (False, True), ("contiguous", "paired", "parted")
     return [
         case("empty", 0, (4, 2), 16),
         *(case("plain", t, h, d, interleaved=i) for t, h, d in ((1, (9, 3), 64), (7, (1, 1), 2)) for i in both),
@@ -98,6 +99,10 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
         *(case("layout", 9, (6, 2), 32, layout=n) for n in ("fused", "sliced", "stepped", "outer", "offset")),
         *(case("layout", 9, (6, 2), 32, layout=n, interleaved=True) for n in ("fused", "outer")),
         *(case("layout", 9, (3, 3), 32, cache=n) for n in ("paired", "offset", "sliced", "outer", "transposed")),
+        *(case("parted", 9, (6, 2), 64, layout="parted", cache=n, padding=1) for n in caches),
+        case("parted", 9, (6, 2), 64, layout="parted", cache="parted", other="sliced", interleaved=True),
+        case("many", 265, (3, 1), 32, layout="parted", cache="parted", padding=2, seeds=1),
+        case("many", 1059, (3, 1), 32, interleaved=True, padding=2, seeds=1),
         case("table", 9, (4, 4), 48, other="sliced", index=torch.int32),
         case("int32", 5, (3, 3), 64, index=torch.int32, padding=1),
         case("large", 9, (3, 1), 64, spread=2e4),
