@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +28,7 @@ def python(*args: str, cwd: Path, root: Path = ROOT, timeout: float = 200) -> su
     """`python ARGS` in `cwd`, with the package of the source tree at `root`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAPID_LLM_", "PYTEST_", "TRITON_INTERPRET"))}
     env = {**kept, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *args]
+    command = [warm.executable(), *args]
     return subprocess.run(
         command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
     )

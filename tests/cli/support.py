@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from rapid_llm.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, TextDelta
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def rapid_llm(
 ) -> subprocess.CompletedProcess[str]:
     """`rapid-llm ARGS` in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "rapid_llm.cli", *args],
+        [warm.executable(), "-m", "rapid_llm.cli", *args],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         env=environment(**(env or {})),

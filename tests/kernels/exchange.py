@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
@@ -15,7 +16,7 @@ def run_group(ranks: int, mode: str, folder: Path, *paths: Path) -> None:
     """Run `exchange_worker` in `ranks` processes, with `paths` on their import path; raise AssertionError if one
     fails."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *paths)))}
-    command = [sys.executable, "-m", "tests.kernels.exchange_worker"]
+    command = [warm.executable(), "-m", "tests.kernels.exchange_worker"]
     workers = [
         subprocess.Popen(
             [*command, str(rank), str(ranks), str(folder / f"group-{mode}-{ranks}"), mode],

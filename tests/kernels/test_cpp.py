@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +19,7 @@ from rapid_llm.kernels import cpp, explain
 from rapid_llm.kernels.build import counters
 from rapid_llm.kernels.build.toolchain import Part, host_command
 from rapid_llm.kernels.registry import dispatcher, probes
+from tests import warm
 
 pytestmark = pytest.mark.skipif(cpp.available() is not True, reason=f"C++ kernels: {cpp.available()}")
 ROOT = Path(cpp.__file__).parents[2]
@@ -132,7 +132,7 @@ def test_processes_may_build_at_once(source: Path, tmp_path: Path) -> None:
         cpp.SOURCES = Path({str(tmp_path)!r})
         print(cpp.load_cpp("answer", "answer.cpp").answer(42))
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
+    command = [warm.executable(), "-c", textwrap.dedent(code)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(3)]
     assert [p.communicate()[0].strip() for p in processes] == ["True"] * 3
     assert len(libraries(tmp_path)) == 1
@@ -285,7 +285,7 @@ def test_a_row_that_does_not_build_is_out_with_a_warning_and_the_next_one_answer
     """
     env = {**os.environ, "RAPID_LLM_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT, env=env
+        [warm.executable(), "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT, env=env
     )
     assert done.stdout.strip() == "native/rmsnorm", done.stderr
     assert done.stderr.count("it is Monday") >= 1

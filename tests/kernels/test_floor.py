@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from rapid_llm.kernels.ops import triton_support
 from rapid_llm.kernels.ops.elementwise.scale import scale
 from rapid_llm.kernels.registry import StrictFallbackError, notes
 from rapid_llm.verify.conformance import check_row
+from tests import warm
 from tests.kernels.examples import TORCH_FLOORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,6 +181,8 @@ def test_unusable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 def test_without_triton() -> None:
     """Catches: an op module that needs Triton to be imported, or a tensor on a GPU that then gets no answer."""
     script = f"""
+import runpy
+runpy.run_path("tests/hidden/sitecustomize.py")  # torch, which a warm Python has, imports no Triton
 import rapid_llm.kernels.ops
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.ops import triton_support
@@ -198,6 +200,7 @@ for op in registry.ops():
                 assert "Triton cannot be imported" in notes.of(row.name)[0], row.name
 """
     environment = {**os.environ, "RAPID_LLM_TEST_WITHOUT": "triton", "TRITON_INTERPRET": "0"}
-    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "hidden")))
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [warm.executable(), "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr

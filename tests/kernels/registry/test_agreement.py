@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rapid_llm.kernels.registry import lockfile
 from rapid_llm.kernels.registry.errors import LockError
 from rapid_llm.kernels.registry.facts import Facts
 from rapid_llm.kernels.registry.lockfile import Entry, Lock
+from tests import warm
 
 ROOT = Path(__file__).parents[3]
 RANKS = 4
@@ -47,7 +47,7 @@ def test_disturbed_tables_are_found_and_noise_is_not(disturbed: bool, tmp_path: 
     module = "tests.kernels.registry.agreement_worker"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), *arguments],
+            [warm.executable(), "-m", module, str(rank), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

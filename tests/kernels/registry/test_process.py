@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 import rapid_llm.kernels as kernels
+from tests import warm
 
 ROOT = Path(kernels.__file__).parents[2]
 
 
-def run(code: str, **env: str) -> str:
+def run(code: str, python: str = "", **env: str) -> str:
+    """What the code prints in a process of its own, of `python` or else of one that has imported nothing yet."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [python or sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -58,7 +60,7 @@ def test_every_op_works_without_a_network() -> None:
         import torch, rapid_llm.kernels as k
         print(float(k.scale(torch.ones(1), 2.0)), k.rmsnorm(torch.ones(1, 8), torch.ones(8)).shape)
     """
-    assert run(code) == "2.0 torch.Size([1, 8])"
+    assert run(code, warm.executable()) == "2.0 torch.Size([1, 8])"
 
 
 def test_dispatch_leaves_the_process_able_to_fork() -> None:
@@ -72,7 +74,7 @@ def test_dispatch_leaves_the_process_able_to_fork() -> None:
             os._exit(int(torch.cuda._is_in_bad_fork()))
         print(os.waitpid(child, 0)[1])
     """
-    assert run(code).split() == ["False", "0"]
+    assert run(code, warm.executable()).split() == ["False", "0"]
 
 
 def test_a_read_only_home_is_no_error(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_a_read_only_home_is_no_error(tmp_path: Path) -> None:
     home.chmod(0o555)
     try:
         code = "import torch, rapid_llm.kernels as k; print(float(k.scale(torch.ones(1), 2.0)))"
-        assert run(code, HOME=str(home), RAPID_LLM_CACHE_DIR=str(home / "cache")) == "2.0"
+        assert run(code, warm.executable(), HOME=str(home), RAPID_LLM_CACHE_DIR=str(home / "cache")) == "2.0"
     finally:
         home.chmod(0o755)
 
