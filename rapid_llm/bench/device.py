@@ -103,8 +103,9 @@ class Device(Protocol):
     def block(self, calls: Sequence[Call], *, graph: bool) -> Block:
         """Make `calls` ready; with `graph`, capture them into one CUDA graph, if the device has such."""
 
-    def time(self, block: Block, before: Call | None) -> Timing:
-        """Run `before` outside of the timed window, then `block` inside."""
+    def time(self, block: Block, before: Call | None, again: Call | None = None) -> Timing:
+        """Run `before` outside of the timed window, then `block` inside. A device that has to try once more first
+        calls `again`, for blocks that change what they work on."""
 
     def lag(self, block: Block) -> tuple[float, float]:
         """(seconds of the block run several times, seconds for which work went on after the event behind it)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from .calibration import floor
@@ -111,7 +112,7 @@ class Trial:
         seconds = []
         for _ in range(3):
             self._restore()
-            seconds.append(self.device.time(block, None).seconds / VARIANTS)
+            seconds.append(self.device.time(block, None, self._restore).seconds / VARIANTS)
         self._restore()
         return min(seconds)
 
@@ -127,20 +128,20 @@ class Trial:
         if self.launches == 0:
             raise NoLaunchError(f"{self.arm.name}: {len(plan.order)} calls were captured and no kernel among them")
         self.floor_seconds = floor(self.device, len(plan.order), self.graph)
-        self._refill(1)
-        self._lay_poison()
-        if self.device.time(self._block, self._flush).seconds <= 0:
+        fresh = partial(self._fresh, 1)
+        fresh()
+        if self.device.time(self._block, self._flush, fresh).seconds <= 0:
             raise ResolutionError(f"{self.arm.name}: {len(plan.order)} calls took no time by the device's clock")
         self._refuse_wrong_block("in the timed loop")
         self._refuse_leak()
 
-    def sample(self, *, keep_state: bool = False) -> Sample:
-        """Time one block. keep_state: the arguments were prepared already."""
+    def sample(self, prepare: Call | None = None) -> Sample:
+        """Time one block, whose arguments `prepare` makes ready; by default they get their values back."""
         block, plan = self._ready()
-        if not keep_state:
-            self._restore()
+        prepare = self._restore if prepare is None else prepare
+        prepare()
         before = self.device.clocks()
-        timing = self.device.time(block, self._flush)
+        timing = self.device.time(block, self._flush, prepare)
         after = self.device.clocks()
         seconds = timing.seconds / len(plan.order)
         if not seconds > 0:
@@ -153,9 +154,7 @@ class Trial:
         longest = max(s.seconds for s in samples)
         fresh, known = [], []
         for step in range(FRESH_TRIES):
-            self._refill(2 + step)
-            self._lay_poison()
-            fresh.append(self.sample(keep_state=True).seconds)
+            fresh.append(self.sample(partial(self._fresh, 2 + step)).seconds)
             self._refuse_wrong_block("after the timed calls")
             known.append(self.sample().seconds)
         slower = min(new / old for new, old in zip(fresh, known, strict=True))
@@ -182,6 +181,11 @@ class Trial:
     def _refill(self, epoch: int) -> None:
         self.rotation.refill(epoch)
         self._reset()
+
+    def _fresh(self, epoch: int) -> None:
+        """New values in the known memory, and poison where results go."""
+        self._refill(epoch)
+        self._lay_poison()
 
     def _restore(self) -> None:
         self.rotation.restore()
@@ -285,7 +289,7 @@ class Trial:
         seconds = []
         for _ in range(5):
             self._restore()
-            seconds.append(self.device.time(alone, self._flush).seconds)
+            seconds.append(self.device.time(alone, self._flush, self._restore).seconds)
         return statistics.median(seconds) - floor(self.device, 1, True) + self.floor_seconds
 
 

@@ -147,7 +147,7 @@ def _leader(best: Trial, trials: Sequence[Trial]) -> Trial:
     named = {str(i): trial for i, trial in enumerate([best, *(t for t in trials if t is not best)])}
     timings = {name: t.timing for name, t in named.items() if t.timing is not None}
     reach = max((t.reach for t in trials), default=0.0)
-    return named[order(list(timings), timings, reach)[0]]
+    return next((named[name] for name in order(list(timings), timings, reach)), best)
 
 
 def _trial(answer: Any) -> Trial:

@@ -58,7 +58,7 @@ def test_a_thread_that_goes_on_is_noticed() -> None:
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         out = x * 2.0
-        threading.Thread(target=event.wait, args=(0.02,), daemon=True).start()
+        threading.Thread(target=event.wait, args=(0.2,), daemon=True).start()
         return out
 
     with pytest.raises(e.LeakedWorkError, match="another stream or thread"):

@@ -224,9 +224,11 @@ def test_poison_is_told_from_nan(dtype: torch.dtype) -> None:
         assert bool(torch.isnan(tensor).all())
 
 
-def test_stateful_calls_start_afresh() -> None:
-    """Catches B26, B51: in-place calls that compound, and a reset that is timed."""
-    device = FakeDevice()
+@pytest.mark.parametrize("tries", [1, 3])
+def test_stateful_calls_start_afresh(tries: int) -> None:
+    """Catches B26, B51: in-place calls that compound, also where a device tries a block again, and a reset that is
+    timed."""
+    device = FakeDevice(tries=tries)
     state = {"resets": 0}
 
     def fn(x: torch.Tensor) -> None:

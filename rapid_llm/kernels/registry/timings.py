@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-MARGIN: Final = 0.02
-"""Times that differ by less are equal: a row takes another's place only where it is faster by more, noise included."""
+MARGIN: Final = 0.01
+"""Times that differ by less are equal: a row takes another's place only where it is faster by more, noise included. So
+the row that stays is, with the noise of a good run, at most some 2 % slower than the fastest."""
 
-NO_RANK: Final = ("floor-limited", "host-bound")
+FLOOR_LIMITED: Final = "floor-limited"
+"""Flag of a result that is hardly more than a launch: no row can be faster, and two of them are equal."""
+
+NO_RANK: Final = ("host-bound",)
 """Flags of results that are shown and rank nothing: it was not the row that took the time."""
 
 
@@ -34,6 +38,10 @@ class Timing:
     @property
     def ranks(self) -> bool:
         return not set(self.flags) & set(NO_RANK)
+
+    @property
+    def at_floor(self) -> bool:
+        return FLOOR_LIMITED in self.flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +66,9 @@ class Point:
         return (self.op, self.dtype, self.scheme, tuple(sorted(self.dims.items())))
 
     def regret(self, chosen: str) -> float:
-        """By how much `chosen` is slower than the fastest row that ranks, as a share; 0 where nothing is known."""
-        if chosen not in self.order:
+        """By how much `chosen` is slower than the fastest row that ranks, as a share; 0 where nothing is known or it is
+        at the floor."""
+        if chosen not in self.order or self.rows[chosen].at_floor:
             return 0.0
         return self.rows[chosen].ratio / min(self.rows[name].ratio for name in self.order) - 1
 
@@ -68,8 +77,11 @@ def order(prior: Sequence[str], rows: Mapping[str, Timing], reach: float = 0.0) 
     """The rows that rank, best first. prior: the order so far, in which rows stay wherever they are near ties.
 
     The first of `prior` keeps its place unless others are faster by more than the margin and the noise. Of these the
-    fastest takes it, or the first of `prior` that is a near tie with the fastest. So on for the places below.
+    fastest takes it, or the first of `prior` that is a near tie with the fastest. So on for the places below. Nothing
+    is faster than a row at the floor, and where all are there, nothing was learnt and there is no order.
     """
+    if all(t.at_floor or not t.ranks for t in rows.values()):
+        return ()
     left = [name for name in dict.fromkeys((*prior, *sorted(rows))) if name in rows and rows[name].ranks]
     found: list[str] = []
     while left:
@@ -85,7 +97,7 @@ def order(prior: Sequence[str], rows: Mapping[str, Timing], reach: float = 0.0) 
 
 def _beats(one: Timing, other: Timing, reach: float) -> bool:
     """Whether the whole interval of their ratio lies beyond the margin and the noise of the run."""
-    return one.high / other.low < 1 - MARGIN - reach
+    return not other.at_floor and one.high / other.low < 1 - MARGIN - reach
 
 
 def merged(points: Sequence[Point]) -> Point:

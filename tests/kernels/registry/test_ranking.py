@@ -97,15 +97,38 @@ def test_rows_that_were_not_measured_keep_their_place(rows: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("flag", ["floor-limited", "host-bound"])
-def test_what_is_no_time_of_the_row_sets_no_rank(rows: str, flag: str) -> None:
-    """Catches: rows ranked by the cost of launching them."""
-    save(point({"alpha/scratch": 1.0, "beta/scratch": timing(0.5, 0.005, flag)}))
+def test_what_is_no_time_of_the_row_sets_no_rank(rows: str) -> None:
+    """Catches: rows ranked by how long the host took."""
+    save(point({"alpha/scratch": 1.0, "beta/scratch": timing(0.5, 0.005, "host-bound")}))
     assert chosen() == "alpha/scratch"
     beta = next(v for v in explain("scratch", **FACTS).rows if v.row.name == "beta/scratch")
     assert beta.measured is not None
     assert beta.measured.place is None
-    assert flag in str(beta.measured)
+    assert "host-bound" in str(beta.measured)
+
+
+@pytest.mark.parametrize(
+    ("times", "winner"),
+    [
+        ((timing(1.0, 0.0, "floor-limited"), 1.3, 1.2), "alpha/scratch"),
+        ((timing(1.0, 0.0, "floor-limited"), timing(0.8, 0.005, "floor-limited"), 1.2), "alpha/scratch"),
+        ((1.0, timing(0.5, 0.005, "floor-limited"), 0.8), "beta/scratch"),
+        ((1.0, timing(0.5, 0.005, "floor-limited"), timing(0.4, 0.005, "floor-limited")), "beta/scratch"),
+    ],
+)
+def test_a_row_at_the_floor_is_as_fast_as_any(rows: str, times: Sequence[float | Timing], winner: str) -> None:
+    """Catches: the only row that takes longer than a launch chosen because it alone has a rank; rows ranked by what
+    launching them took."""
+    save(point(dict(zip(NAMES, times, strict=True))))
+    assert chosen() == winner
+
+
+def test_calls_as_short_as_a_launch_change_nothing(rows: str) -> None:
+    """Catches: an order made of nothing but the floor."""
+    flag = "floor-limited"
+    (settled,) = save(point({"alpha/scratch": timing(1.0, 0.0, flag), "beta/scratch": timing(0.5, 0.0, flag)}))
+    assert settled.order == ()
+    assert chosen() == "alpha/scratch"
 
 
 def test_undecided_times_keep_the_present_row(rows: str) -> None:
