@@ -1,9 +1,10 @@
 """What `scale` costs on each compiled path: to build from nothing, to load when built, and to call.
 
-`python -m benchmarks.compiled_paths`, on a machine with an NVIDIA GPU. From nothing is the first call, result and all,
-in a fresh process with an empty cache directory, so it includes the look at the toolchain; torch has been loaded and
-CUDA initialised. When built is what dispatch takes in such a process to give a handle whose code is loaded. Calls are
-host time, `out` given, of a bound handle.
+`python -m benchmarks.compiled_paths`, on a machine with an NVIDIA GPU. From nothing is the first decision and the first
+call, result and all, in a fresh process with an empty cache directory, so it includes the look at the toolchain; torch
+has been loaded, CUDA initialised, and the extension, if there is one, tried in its process, which is a figure of its
+own. When built is what such a process, which has decided something before, takes to give a handle whose code is loaded.
+Calls are host time, `out` given, of a bound handle.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from . import common
 MODULE = "benchmarks.compiled_paths"
 SIZE = 4096
 
-# Run in a fresh process: nanoseconds until there is a handle, and of its first call with the result.
+# Run in a fresh process: nanoseconds of the extension's probe, of the first decision, until there is a handle, and of its
+# first call with the result.
 FIRST = """
 import sys, torch
 from rapid_llm.bench import first_call
-from rapid_llm.kernels import dispatch
+from rapid_llm.kernels import aot, dispatch
 x = torch.ones(4096, dtype=torch.float16, device="cuda")
 out = torch.empty_like(x)
 expected = x * 0.5
@@ -35,10 +37,12 @@ handles = []
 def call():
     handles[0](x, 0.5, out)
     torch.cuda.synchronize()
+probed = first_call(aot.available)
+decided = first_call(lambda: dispatch("scale", x, 0.5, backend="native/scale"))
 bound = first_call(lambda: handles.append(dispatch("scale", x, 0.5, backend=sys.argv[1])))
 called = first_call(call)
 assert torch.equal(out, expected)
-print(bound, called)
+print(probed, decided, bound, called)
 """
 
 LIMITS = {"jit/scale": (6.0, 0.05), "nvrtc/scale": (0.3, 0.05), "aot/scale": (None, 0.05)}
@@ -65,19 +69,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 def first_calls(run: Run, row: str, cold: float | None, warm: float, runs: int) -> None:
     """From nothing, each time with a cache of its own, and built, with that cache."""
-    fresh, built = [], []
+    fresh, built, probed, decided = [], [], [], []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as cache:
-            fresh.append(sum(first_s(row, cache)))
-            built.append(first_s(row, cache)[0])
+            probe, *rest = first_s(row, cache)
+            probed.append(probe)
+            fresh.append(sum(rest))
+            _, decision, handle, _ = first_s(row, cache)
+            decided.append(decision)
+            built.append(handle)
     if cold is not None:
-        spent = summarise(fresh)
-        run.add(Figure(f"{row}, first call from nothing", spent.median, "s", at_most=cold, detail=spent.json()))
-    spent = summarise(built)
-    run.add(Figure(f"{row}, a loaded handle when built", spent.median, "s", at_most=warm, detail=spent.json()))
+        _add(run, f"{row}, first call from nothing", fresh, cold)
+    _add(run, f"{row}, a loaded handle when built", built, warm)
+    if row == "aot/scale":
+        _add(run, "the extension's probe, nothing known of it", probed)
+        _add(run, "first decision of a process", decided)
 
 
-def first_s(row: str, cache: str) -> tuple[float, float]:
+def _add(run: Run, name: str, seconds: list[float], at_most: float | None = None) -> None:
+    spent = summarise(seconds)
+    run.add(Figure(name, spent.median, "s", at_most=at_most, detail=spent.json()))
+
+
+def first_s(row: str, cache: str) -> list[float]:
     done = subprocess.run(
         [sys.executable, "-c", FIRST, row],
         env={**os.environ, "RAPID_LLM_CACHE_DIR": cache},
@@ -86,8 +100,7 @@ def first_s(row: str, cache: str) -> tuple[float, float]:
     )
     if done.returncode != 0:
         raise BenchError(f"{row}: {done.stderr.strip()[-2000:]}")
-    bound, called = done.stdout.split()
-    return int(bound) / 1e9, int(called) / 1e9
+    return [int(ns) / 1e9 for ns in done.stdout.split()]
 
 
 def calls(run: Run, rounds: int) -> None:
