@@ -23,12 +23,13 @@ from . import common
 MODULE = "benchmarks.compiled_paths"
 SIZE = 4096
 
-# Run in a fresh process: nanoseconds of the extension's probe, of the first decision, until there is a handle, and of its
-# first call with the result.
+# Run in a fresh process: nanoseconds of the extension's probe, of the first decision, until there is a handle, and of
+# its first call with the result.
 FIRST = """
 import sys, torch
 from rapid_llm.bench import first_call
-from rapid_llm.kernels import aot, dispatch
+from rapid_llm.kernels import dispatch, registry
+from rapid_llm.kernels.registry import probes
 x = torch.ones(4096, dtype=torch.float16, device="cuda")
 out = torch.empty_like(x)
 expected = x * 0.5
@@ -37,7 +38,8 @@ handles = []
 def call():
     handles[0](x, 0.5, out)
     torch.cuda.synchronize()
-probed = first_call(aot.available)
+aot = registry.get_row("aot/scale")
+probed = first_call(lambda: probes.check(aot.available, aot.target))
 decided = first_call(lambda: dispatch("scale", x, 0.5, backend="native/scale"))
 bound = first_call(lambda: handles.append(dispatch("scale", x, 0.5, backend=sys.argv[1])))
 called = first_call(call)
