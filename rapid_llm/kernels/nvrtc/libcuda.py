@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
 from ..registry import ArgumentError, KernelError
+from ..registry.forking import Lock
 
 LETTERS: Final = {"p": "Q", "l": "q", "i": "i", "u": "I", "f": "f", "t": "Qi4x"}
 """A kernel's signature has one letter a parameter: p pointer, l 64-bit, i and u 32-bit integer, f float, t a pointer
@@ -45,7 +45,7 @@ class Driver:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._contexts: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.launch_ex = library.cuLaunchKernelEx
         self.launch_ex.argtypes = [ctypes.c_void_p] * 4
         self._call("cuInit", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pkgutil
@@ -9,6 +10,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,9 +19,14 @@ import rapid_llm.kernels
 from rapid_llm.kernels.registry import forking
 from rapid_llm.kernels.registry.forking import Lock
 
-_BRIEF = {"build.progress", "registry.canary", "registry.evidence", "registry.records", "registry.tile_records"}
-_BRIEF |= {"registry.timing_records"}
-"""Modules whose plain locks nobody waits for, or that are held while one file is read and never during a build."""
+PLAIN = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier", "allocate_lock"}
+REASONS = {
+    "kernels/registry/forking.py": "makes the locks that a child finds free",
+    "kernels/build/progress.py": "nobody waits for the line of the terminal: it is taken if free, or not at all",
+    "kernels/backend/flashinfer/_plans.py": "a child that was forked cannot use CUDA, and asks for its stream first",
+    "engine/core.py": "an engine is of the process that made it: its caches are on devices that a child cannot use",
+}
+"""Files that name a plain lock, and why no child waits for it."""
 
 
 def in_child(call: Callable[[], None]) -> int:
@@ -88,13 +95,34 @@ def test_who_forks_within_a_lock_still_holds_it() -> None:
         assert in_child(lambda: lock.__exit__(None, None, None)) == 0
 
 
-def test_no_lock_of_a_module_outlives_a_fork() -> None:
-    """Catches a new lock of the plain kind, of which the same could be said."""
-    kinds = (type(threading.Lock()), type(threading.RLock()))
-    plain = {
-        f"{module.__name__}.{name}"
-        for module in modules()
-        for name, value in vars(module).items()
-        if isinstance(value, kinds) and module.__name__.removeprefix("rapid_llm.kernels.") not in _BRIEF
-    }
-    assert not plain
+def plain_locks(source: str) -> set[str]:
+    """The makers of plain locks that a module's source names, in calls and as default factories alike."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in ("threading", "_thread", "multiprocessing"):
+            found |= {name.name for name in node.names} & PLAIN
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in PLAIN:
+            found |= {node.attr} if node.value.id in ("threading", "_thread") else set()
+    return found
+
+
+def test_every_lock_of_the_package_is_free_in_a_child() -> None:
+    """Catches: a plain lock, of a module or of an object, which a fork while it is held leaves held for ever."""
+    root = Path(rapid_llm.kernels.__path__[0]).parent
+    named = {path.relative_to(root).as_posix(): plain_locks(path.read_text()) for path in root.rglob("*.py")}
+    assert {name for name, kinds in named.items() if kinds} == set(REASONS), "take registry.forking.Lock"
+
+
+@pytest.mark.parametrize(
+    ("source", "kinds"),
+    [
+        ("lock = threading.Lock()", {"Lock"}),
+        ("lock: Lock = field(default_factory=threading.RLock)", {"RLock"}),
+        ("def f():\n    from threading import Condition", {"Condition"}),
+        ("from .forking import Lock\nlock = Lock()", set()),
+        ("event = threading.Event()", set()),
+    ],
+)
+def test_plain_locks_are_seen(source: str, kinds: set[str]) -> None:
+    """Catches: a way to make one that the test above would pass over."""
+    assert plain_locks(source) == kinds

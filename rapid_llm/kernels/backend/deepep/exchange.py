@@ -6,7 +6,6 @@ the other. The capacity of `recv` is given as the most rows that can arrive, so 
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from rapid_llm.kernels.backend.deepep import LIBRARY
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor, check_written
 from rapid_llm.kernels.ops.moe.groups import check_combine, check_dispatch, process_group
 from rapid_llm.kernels.registry import ArgumentError
+from rapid_llm.kernels.registry.forking import Lock
 
 _Buffer: Final[Any] = LIBRARY.function("Buffer")
 _get_dispatch_config: Final = LIBRARY.function("get_dispatch_config")
@@ -27,7 +27,7 @@ _combine: Final = LIBRARY.function("combine")
 _HANDLE: Final = "_rapid_llm_deepep"
 _HANDLE_PARTS: Final = 6
 _RANKS: Final = (2, 4, 8)
-_lock: Final = threading.Lock()
+_lock: Final = Lock()
 _buffers: Final[dict[Any, tuple[Any, int]]] = {}
 
 

@@ -15,6 +15,8 @@ def apply_rope_with_cos_sin_cache_inplace(
 ) -> None:
     if cos_sin_cache.dtype != torch.float32:
         raise ValueError("cos_sin_cache should be float32")
+    if not cos_sin_cache.is_contiguous():  # upstream checks this one itself
+        raise RuntimeError("cos_sin_cache must be contiguous")
     assert cos_sin_cache.shape[1] == head_size
     assert head_size in (64, 128, 256, 512)
     assert positions.is_contiguous()
