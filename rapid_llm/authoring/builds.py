@@ -138,17 +138,21 @@ def architectures(given: Iterable[str]) -> tuple[str, ...]:
     named = tuple(f"sm_{text.removeprefix('sm_').replace('.', '')}" for text in given)
     if named:
         return named
+    here = tuple(f"sm_{sm}" for sm in device_sms())
+    return here or tuple(entry.code for entry in arch_list() or ())
+
+
+def device_sms() -> tuple[int, ...]:
+    """The SM versions of the GPUs that torch sees here, such as 90; none without a torch that can be imported."""
     try:
         import torch
+    except (ImportError, OSError):  # OSError: a library of torch's own is missing
+        return ()
+    if not torch.cuda.is_available():
+        return ()
+    from rapid_llm.kernels.ops.tile_policy import sm_version
 
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    except ImportError:
-        count = 0
-    if count:
-        from rapid_llm.kernels.ops.tile_policy import sm_version
-
-        return tuple(sorted({f"sm_{sm_version(torch.device('cuda', i))}" for i in range(count)}))
-    return tuple(entry.code for entry in arch_list() or ())
+    return tuple(sorted({sm_version(torch.device("cuda", i)) for i in range(torch.cuda.device_count())}))
 
 
 def _of_row(row: KernelSpec, sms: tuple[str, ...]) -> Iterator[Build]:

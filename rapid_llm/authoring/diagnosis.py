@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from rapid_llm.authoring import builds
 from rapid_llm.kernels import backend, build, cpp
 from rapid_llm.kernels.backend._library import Library
-from rapid_llm.kernels.build import store, upkeep
+from rapid_llm.kernels.build import arch, store, upkeep
 from rapid_llm.kernels.registry import probes
 from rapid_llm.platform import has_nvidia
 
@@ -68,8 +69,33 @@ def _toolchain(found: Diagnosis) -> None:
             found.find(f"{part.name}: {part.text}", part.fix)
     if not gpu:
         facts["GPU"] = "no NVIDIA driver is loaded: kernels for CUDA can be compiled here, not run"
+    _variables(found)
     usable = cpp.available()
     facts["C++ rows"] = "can be built" if usable is True else str(usable)
+
+
+def _variables(found: Diagnosis) -> None:
+    """Values of TORCH_CUDA_ARCH_LIST and MAX_JOBS that no build can heed, which a build says only when it starts."""
+    facts = found.facts["C++ and CUDA"]
+    sms, tools = builds.device_sms(), build.toolchain()
+    listed = os.environ.get(arch.VARIABLE, "").strip()
+    own = " ".join(f"{sm // 10}.{sm % 10}" for sm in sms) or "9.0"
+    try:
+        entries = arch.arch_list() or ()
+        for sm in sms:
+            build.nvcc_arch(sm)
+        strange = [entry.code for entry in entries if tools.archs and not tools.compiles_for(entry.code)]
+        if strange:
+            what = f"{tools.nvcc_text} does not compile for {', '.join(strange)}, only for {' '.join(tools.archs)}"
+            raise build.BuildError(f"{arch.VARIABLE}={listed}: {what}")
+    except build.BuildError as error:
+        found.find(str(error), f'export {arch.VARIABLE}="{own}", or unset {arch.VARIABLE}')
+    if listed:
+        facts[arch.VARIABLE] = listed
+    try:
+        facts["compilers at once"] = str(build.jobs())
+    except build.BuildError as error:
+        found.find(str(error), "unset MAX_JOBS")
 
 
 def _store(found: Diagnosis, *, folders: bool = True) -> None:
