@@ -1,7 +1,8 @@
 """Work in several processes, none of which can take the others or the caller down.
 
 A worker that dies, hangs or says that its device is no longer usable costs the task that it had, and is replaced. The
-results come in the order in which they are done. Workers are started afresh (`spawn`), so the caller may hold CUDA.
+results come in the order in which they are done. Workers are forked from a process that has imported what they do and
+done nothing else (`forkserver`): so the caller may hold CUDA and run threads, and a worker is there at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 
 Task = TypeVar("Task")
 
-_SPAWN: Final = multiprocessing.get_context("spawn")
+_FORKS: Final = multiprocessing.get_context("forkserver")
 _QUIT: Final = "no more"
 
 
@@ -60,8 +61,9 @@ def run(
     """Yield the value of `work(task)` or a `Lost` for every task, as they come.
 
     start: called once in every worker with the name of a file for locks between them. limit_s: a task that takes longer
-    is lost.
+    is lost. Importing the modules of `work` and `start` must leave CUDA alone: it is done before workers are forked.
     """
+    _FORKS.set_forkserver_preload([work.__module__, start.__module__])
     pending = deque(tasks)
     number, lock = tempfile.mkstemp(prefix="rapid-llm-")
     os.close(number)
@@ -85,8 +87,8 @@ def _busy(workers: list[_Worker]) -> int:
 
 
 def _start(work: Callable[[Any], Done], start: Callable[[str], None], lock: str) -> _Worker:
-    ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(theirs, work, start, lock), daemon=True)
+    ours, theirs = _FORKS.Pipe()
+    process = _FORKS.Process(target=_serve, args=(theirs, work, start, lock, dict(os.environ)), daemon=True)
     process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -147,8 +149,12 @@ def _end(worker: _Worker) -> None:
     worker.pipe.close()
 
 
-def _serve(pipe: Connection, work: Callable[[Any], Done], start: Callable[[str], None], lock: str) -> None:
+def _serve(
+    pipe: Connection, work: Callable[[Any], Done], start: Callable[[str], None], lock: str, environment: dict[str, str]
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends us
+    os.environ.clear()
+    os.environ.update(environment)  # the caller's as it is now, not as it was when the first worker was started
     start(lock)
     while True:
         try:
