@@ -131,9 +131,10 @@ class Guarded:
         """Elements outside of the tensor that changed: margins and gaps."""
         if self._large:
             return 0
-        return int(((bits(self._storage) != self._before) & self._outside).sum())
+        return int(torch.count_nonzero((bits(self._storage) != self._before) & self._outside))
 
     def changed(self) -> int:
         """Elements that changed, the tensor's own included."""
         watched = unique_view(self.tensor) if self._large else self._storage
-        return int((bits(watched) != self._before).sum())
+        now = bits(watched)
+        return 0 if torch.equal(now, self._before) else int(torch.count_nonzero(now != self._before))

@@ -9,8 +9,10 @@ bits. Later seeds are written into the same memory, so that an answer remembered
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -359,10 +361,16 @@ class Run:
             raise ValueError(f"{self.op.id} has no result")
         scope = {"torch": torch, **expression_names()}
         scope |= {a.name: values.get(a.name, a.default) for a in self.op.parsed.args}
-        return tuple(eval(declared.shape, scope)), eval(declared.dtype, scope)
+        return tuple(eval(_compiled(declared.shape), scope)), eval(_compiled(declared.dtype), scope)
 
     def fail(self, what: str, detail: str) -> None:
         self.report.failures.append(Failure(*self._where, what, detail))
+
+
+@functools.cache
+def _compiled(expression: str) -> types.CodeType:
+    """An expression of a declaration, which every call of every case evaluates."""
+    return compile(expression, "<declaration>", "eval")
 
 
 def _layout(how: str) -> str:

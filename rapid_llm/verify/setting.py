@@ -63,6 +63,11 @@ class PoisonedAllocations(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._fill = FINITE if finite else float("nan")
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler at the first call, which takes seconds, to keep this class out of it."""
+        return False
+
     _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from rapid_llm.kernels.registry import KernelSpec, OpSpec
 from rapid_llm.kernels.registry.dispatcher import dims_reader, with_sm
 from rapid_llm.kernels.registry.facts import bind, read
-from rapid_llm.kernels.registry.filters import DEGRADED, judge
+from rapid_llm.kernels.registry.filters import misfits
 
 
 class Standing(enum.Enum):
@@ -26,7 +26,7 @@ def standing(op: OpSpec, row: KernelSpec | None, values: dict[str, Any], out: An
         return Standing.TAKEN
     bound, _ = bind(op, (), values)
     facts = replace(read(op, dims_reader(op), bound, out), allow=frozenset(row.roundings), prepack=True)
-    codes = {reason.code for reason in judge(row, with_sm(facts), forced=True, broken=None).reasons} - {*DEGRADED}
+    codes = {reason.code for reason in misfits(row, with_sm(facts))}
     if not codes:
         return Standing.TAKEN
     return Standing.FOREIGN_LAYOUT if codes == {"layout"} else Standing.OUTSIDE

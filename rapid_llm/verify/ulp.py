@@ -61,6 +61,11 @@ LABELS: Final = MappingProxyType(
 """The package's dtype labels -> torch dtypes."""
 
 
+_BIAS: Final = 1023
+_STORED: Final = 0x7FF
+"""Of float64: its exponent's bias, and the bits that hold it."""
+
+
 def format_of(dtype: torch.dtype) -> Format:
     """The format of `dtype`; raises `ValueError` where it is not one of the formats known here."""
     try:
@@ -71,24 +76,20 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
-
-
-def _exponent(value: Tensor) -> Tensor:
-    """floor(log2(|value|)); far below every format's range for 0, infinities and NaN."""
-    usable = torch.isfinite(value) & (value != 0)
-    _, exponent = torch.frexp(torch.where(usable, value, torch.ones_like(value)))
-    return torch.where(usable, exponent - 1, torch.full_like(exponent, -10_000)).to(torch.int64)
+    return ((exponent.to(torch.int64) + _BIAS) << 52).view(torch.float64)
 
 
 def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Distance between neighbours of `dtype` around |value| (float64): one ulp.
 
-    Below the normal numbers it stays that of the subnormals; beyond the largest finite number that of the top binade.
+    Below the normal numbers, and for infinities and NaN, it is that of the subnormals; beyond the largest finite number
+    that of the top binade.
     """
     fmt = format_of(dtype)
-    exponent = _exponent(value.to(torch.float64)).clamp(fmt.emin, fmt.emax)
-    return _power_of_two(exponent - (fmt.precision - 1))
+    # The exponent as it is stored, which for 0 and subnormals is 0, and so are infinities and NaN to be.
+    stored = value.to(torch.float64).contiguous().view(torch.int64).bitwise_right_shift(52).bitwise_and_(_STORED)
+    stored.masked_fill_(stored == _STORED, 0).clamp_(fmt.emin + _BIAS, fmt.emax + _BIAS)
+    return stored.sub_(fmt.precision - 1).bitwise_left_shift_(52).view(torch.float64)
 
 
 def half_ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -103,10 +104,9 @@ def round_to(value: Tensor, dtype: torch.dtype) -> Tensor:
     """
     fmt = format_of(dtype)
     step = spacing(value, dtype)
-    rounded = torch.round(value / step) * step
-    overflowed = torch.isfinite(value) & (rounded.abs() >= fmt.overflow)
-    rounded = torch.where(overflowed, torch.copysign(torch.full_like(value, float("inf")), value), rounded)
-    return torch.where(torch.isfinite(value), rounded, value)
+    rounded = (value / step).round_().mul_(step)  # infinities and NaN stay what they are
+    overflowed = rounded.abs() >= fmt.overflow
+    return torch.where(overflowed, torch.copysign(torch.full_like(value, float("inf")), value), rounded)
 
 
 def truncate_to(value: Tensor, dtype: torch.dtype) -> Tensor:

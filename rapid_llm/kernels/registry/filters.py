@@ -63,7 +63,7 @@ def judge(row: KernelSpec, facts: Facts, *, forced: bool, broken: str | None, un
     serve.
     """
     proof = evidence.of(row, facts)
-    reasons = [*_fit(row, facts)]
+    reasons = [*misfits(row, facts)]
     elsewhere = any(r.code == "device" for r in reasons)  # no run on this kind of device could prove the row
     if not proof.verified and not forced and not elsewhere:
         reasons.append(Reason(proof.state, proof.text, _proving(row)))
@@ -90,7 +90,8 @@ def _proving(row: KernelSpec) -> str:
     return f"prove it on this machine: rapid-llm kernels verify {row.name}; or name it: backend={row.name!r}"
 
 
-def _fit(row: KernelSpec, facts: Facts) -> Iterator[Reason]:
+def misfits(row: KernelSpec, facts: Facts) -> Iterator[Reason]:
+    """Why the row does not take such a call, wherever it were installed and proven."""
     yield from _device(row, facts)
     if row.dtypes and facts.dtype is None:
         yield Reason("not_given", "the dtype is not given", f"give dtype=, one of {', '.join(row.dtypes)}")
