@@ -26,7 +26,8 @@ class Checked:
 
 
 def check(paths: list[Path]) -> Checked:
-    """Look at the sources below `paths`, and at the declarations if a whole project is among them.
+    """Look at the sources below `paths`, and at the declarations if a whole project is among them: of parts, only at
+    whether the functions of rows fit their ops.
 
     Raises `AuthoringError` for a path that does not exist or is in no project.
     """
@@ -36,11 +37,13 @@ def check(paths: list[Path]) -> Checked:
     texts = {file: file.read_text(errors="replace") for file in where.sources(paths)}
     found = [finding for file, text in texts.items() for finding in _source(file, text)]
     rows = [row for _, listed in where.declared() for row in listed] if where.whole else []
+    declared = list(row_rules.signatures(where, None if where.whole else texts))
     if where.whole:
-        declared = list(row_rules.check(where))
-        for path in {finding.path for finding in declared} - set(texts):
-            texts[path] = path.read_text(errors="replace") if path.is_file() else ""
-        found += declared
+        declared += row_rules.check(where)
+        declared += row_rules.plugins_out(where)
+    for path in {finding.path for finding in declared} - set(texts):
+        texts[path] = path.read_text(errors="replace") if path.is_file() else ""
+    found += declared
     return Checked(where.root, len(texts), len(rows), tuple(settle(found, texts, row_rules.ALL)), _notes(where, rows))
 
 

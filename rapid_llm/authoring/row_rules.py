@@ -7,18 +7,21 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from rapid_llm.kernels.registry import KernelSpec, OpSpec, get_op
+from rapid_llm.kernels.registry import KernelSpec, OpSpec, RegistrationError, get_op, plugins
+from rapid_llm.kernels.registry.signature import check_static
 
 from . import cuda_rules, python_rules
 from .findings import Finding
 from .project import Project, module_file
 
-RULES: Final = ("row-tests", "benchmark", "op-spec", "group", "sm-gate", "prepare", "docs", "sorted")
+RULES: Final = (
+    *("row-tests", "benchmark", "op-spec", "signature", "plugin", "group", "sm-gate", "prepare", "docs", "sorted"),
+)
 _COMPILED: Final = ("jit", "nvrtc", "aot")
 _LISTS: Final = {
     "m.def": r"m\.def\(\s*\"(\w+)",
@@ -27,6 +30,7 @@ _LISTS: Final = {
 }
 """The lists of csrc/common_extension.cc, and where each has its names."""
 
+_NAMED, _CALLED = re.compile(r"\((/[^()\n]+):(\d+)\)"), re.compile(r'File "([^"\n]+)", line (\d+)')
 _REASON: Final = re.compile(r"\b(?:Triton|PyTorch)\b")
 
 
@@ -50,6 +54,46 @@ def check(project: Project) -> Iterator[Finding]:
     if project.in_checkout:
         yield from _docs(project)
         yield from _sorted(project)
+
+
+def signatures(project: Project, files: Container[Path] | None = None) -> Iterator[Finding]:
+    """Rows whose function is not what their op's schema demands; only those of which `files` hold the one or the other.
+
+    A foreign package of which that is so does not come as far as a row: it is a plugin that failed to load.
+    """
+    for op, rows in project.declared():
+        schema = _Places(project, op).op()
+        for row in rows:
+            target = module_file(row.target.partition(":")[0])
+            if files is not None and target not in files and schema[0] not in files:
+                continue
+            try:
+                check_static(row, op)
+            except RegistrationError as error:
+                path, line = error.place or (str(target or schema[0]), 1)
+                own = schema[0].is_file() and f'id="{op.id}"' in schema[0].read_text()
+                where = f", or mend the schema at {schema[0]}:{schema[1]}" if own else ""
+                yield Finding(Path(path), line, "signature", str(error), f"give it the op's parameters{where}")
+
+
+def plugins_out(project: Project) -> Iterator[Finding]:
+    """Entry points of the project's package that failed to load, so that none of its rows is looked at."""
+    for plugin in plugins.plugins():
+        module = module_file(plugin.value.partition("[")[0].strip().partition(":")[0])
+        if plugin.failure is None or module is None or not module.resolve().is_relative_to(project.root):
+            continue
+        path, line = _place(plugin.failure, project.root) or (module, 1)
+        text = f"the plugin {plugin.name} is out: {plugin.failure.strip().splitlines()[-1]}"
+        yield Finding(path, line, "plugin", text, "correct it: rapid_llm loads none of its rows until then")
+
+
+def _place(failure: str, root: Path) -> tuple[Path, int] | None:
+    """What a failure is about below `root`: the place that its message names, else the last one of its traceback."""
+    for pattern in (_NAMED, _CALLED):
+        mine = [(Path(file), int(line)) for file, line in pattern.findall(failure) if Path(file).is_relative_to(root)]
+        if mine:
+            return mine[-1]
+    return None
 
 
 class _Places:

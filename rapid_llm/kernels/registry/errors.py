@@ -19,12 +19,17 @@ class KernelError(RuntimeError):
 
 
 class RegistrationError(KernelError):
-    """A malformed `OpSpec` or `KernelSpec`: names the row, the field and the accepted values."""
+    """A malformed `OpSpec` or `KernelSpec`: names the row, the field and the accepted values.
 
-    def __init__(self, name: str, field: str, problem: str) -> None:
-        super().__init__(f"{name}: field '{field}': {problem}")
+    place: the file and line of the code that the declaration does not fit, where it is code.
+    """
+
+    def __init__(self, name: str, field: str, problem: str, place: tuple[str, int] | None = None) -> None:
+        where = "" if place is None else f" ({place[0]}:{place[1]})"
+        super().__init__(f"{name}: field '{field}': {problem}{where}")
         self.name = name
         self.field = field
+        self.place = place
 
 
 class UnknownOpError(KernelError):

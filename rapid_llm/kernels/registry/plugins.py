@@ -152,7 +152,7 @@ def _load(name: str, value: str) -> Plugin:
     except BaseException as error:  # whatever a plugin raises is its own failure, never ours
         if isinstance(error, KeyboardInterrupt):
             raise
-        text = traceback.format_exc(limit=-4)
+        text = traceback.format_exc(limit=-8)  # as far as the line that registers
         _log.warning("kernel plugin %s (%s) is out: %s", name, value, told(error))
         return Plugin(name, value, tuple(sorted(_row_names() - before)), text)
     return Plugin(name, value, tuple(sorted(_row_names() - before)), None)

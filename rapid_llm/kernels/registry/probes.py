@@ -59,7 +59,7 @@ try:
         look(sys.argv[3], False)
 except BaseException as error:
     import traceback
-    ok, text = False, type(error).__name__ + ": " + str(error) + "\\n" + traceback.format_exc(limit=-3)
+    ok, text = False, type(error).__name__ + ": " + str(error) + "\\n" + traceback.format_exc(limit=-8)
     if "undefined symbol" in str(error):
         from rapid_llm.kernels.registry.probes import abi_note
         text = abi_note((sys.argv[2] or sys.argv[3]).split(".")[0].split(":")[0]) + text

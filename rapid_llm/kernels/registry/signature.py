@@ -40,7 +40,7 @@ def check_static(spec: KernelSpec, op: OpSpec) -> None:
     definition = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == attr), None)
     if definition is not None:
         if not definition.decorator_list:
-            _compare(spec, op, _from_ast(definition))
+            _compare(spec, op, _from_ast(definition), (found.origin, definition.lineno))
     elif not any(attr in _names(node) for node in tree.body):
         raise RegistrationError(spec.name, "target", f"{found.origin} defines no {attr!r}")
 
@@ -60,18 +60,18 @@ def check_loaded(spec: KernelSpec, op: OpSpec, target: Callable[..., object]) ->
             params.append((f"*{p.name}", "var", REQUIRED))
         else:
             params.append((p.name, kinds[p.kind.name], REQUIRED if p.default is p.empty else p.default))
-    _compare(spec, op, params)
+    code = getattr(inspect.unwrap(target), "__code__", None)
+    _compare(spec, op, params, None if code is None else (code.co_filename, code.co_firstlineno))
 
 
-def _compare(spec: KernelSpec, op: OpSpec, got: _Params) -> None:
+def _compare(spec: KernelSpec, op: OpSpec, got: _Params, place: tuple[str, int] | None) -> None:
     want = op.parsed.parameters()
     same = [(n, k) for n, k, _ in got] == [(n, k) for n, k, _ in want] and all(
         g is _UNREADABLE or g is w or g == w for (_, _, g), (_, _, w) in zip(got, want, strict=True)
     )
     if not same:
-        raise RegistrationError(
-            spec.name, "target", f"signature {_show(got)} differs from {_show(want)}, which {op.id}'s schema demands"
-        )
+        problem = f"signature {_show(got)} differs from {_show(want)}, which {op.id}'s schema demands"
+        raise RegistrationError(spec.name, "target", problem, place)
 
 
 def _show(params: _Params) -> str:
