@@ -60,6 +60,8 @@ def export(file: Path, *, name: str | None, force: bool) -> None:
 
     if file.exists() and not force:
         fail(f"{file} exists; choose another name, or give --force", USAGE)
+    if not file.parent.is_dir():
+        fail(f"there is no folder {file.parent} to write {file.name} to; make it, or choose another", USAGE)
     records = upkeep.artifacts()
     chosen = [r for r in records if name is None or name in (r.name, f"{r.path}/{r.name}") or r.key.startswith(name)]
     if not chosen:
@@ -74,6 +76,9 @@ def load(file: Path) -> None:
     """Bring the artifacts of a tar file into this user's cache."""
     from rapid_llm.kernels.build import archive
 
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist" if not file.exists() else "is no regular file"
+        fail(f"{file} {what}; name a file that `rapid-llm cache export FILE` wrote", USAGE)
     added, known = archive.load(file)
     for key in added:
         print(f"added {key}")

@@ -111,13 +111,21 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.Abort):
             raise
         except OSError as error:
-            fail(error)
+            fail(_of_system(error))
         except Exception as error:
             if type(error).__module__.startswith("rapid_llm."):
                 fail(error, USAGE if _is_usage(error) else BAD)
             raise
 
     return run
+
+
+def _of_system(error: OSError) -> str:
+    """An error of the operating system as a person would say it: the file, and what is wrong with it."""
+    if error.strerror is None or error.filename is None:
+        return str(error)
+    files = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{' -> '.join(files)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
 
 
 def _is_usage(error: Exception) -> bool:
