@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.session_record import SessionRecord
 
 _KEEP = ("RAPID_LLM_CACHE_DIR",)
@@ -85,6 +87,14 @@ def _no_gpu_reason() -> str:
     if torch.version.cuda is None:
         return "needs an NVIDIA GPU, and this torch is built without CUDA"
     return "needs an NVIDIA GPU, and torch sees none"
+
+
+@pytest.fixture
+def warm_python(monkeypatch: pytest.MonkeyPatch) -> str:
+    """In place of `sys.executable`: the package's own children, such as those that try foreign code, find torch
+    imported."""
+    monkeypatch.setattr(sys, "executable", warm.executable())
+    return sys.executable
 
 
 @pytest.fixture(scope="session")

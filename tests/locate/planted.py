@@ -6,6 +6,7 @@ the package under test but the rows' names.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rapid_llm.kernels.registry import plugins, registry
-from tests import scratch
+from tests import scratch, warm
 from tests.engine.text import tiny as tiny_text
 from tests.models import tiny
 
@@ -88,6 +89,7 @@ def installed(folder: Path) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     with patch.context() as m:
         m.syspath_prepend(str(folder))
+        m.setattr(sys, "executable", warm.executable())
         m.setattr(plugins, "_plugins", [])
         scratch.make_module(folder, "acme_planted", SOURCE)
         info = folder / "acme_planted-1.0.dist-info"

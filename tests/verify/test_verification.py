@@ -46,7 +46,7 @@ def there() -> bool:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: str) -> Iterator[Path]:
     """Rows may be added; records go to a folder of the test's own."""
     monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path))
     evidence.reload()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="nothing here is Triton's")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: str) -> Iterator[Path]:
     """A folder with the stand-ins, on the import path; nothing of it is remembered afterwards."""
     monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "cache"))
     libraries = tmp_path / "libraries"

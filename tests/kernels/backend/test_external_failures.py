@@ -38,7 +38,7 @@ def facts(op: str) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: str) -> Iterator[Path]:
     """A folder on the import path; nothing of it is remembered afterwards."""
     monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "libraries").mkdir()

@@ -47,7 +47,7 @@ def spied(row: str, device: str, dtype: str, scheme: str | None, folder: Path) -
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: str) -> Iterator[Path]:
     """A machine that has never run anything, and a package whose records speak of `mine/scale`."""
     monkeypatch.setenv("RAPID_LLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(overrides, "_from_environment", {})
