@@ -1,87 +1,32 @@
-"""`ModelConfig`: everything about a model that is not a tensor, and the table of families that it can come from.
-
-A family is a row of `ARCHITECTURES`. What no row describes, or a hyper-parameter that no code reads, is an error and
-not a guess: a model that runs with the wrong rotary base still writes fluent text.
-"""
+"""`ModelConfig`: everything about a model that is not a tensor, from a GGUF file or from a config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from typing import Any
 
-from .errors import MetadataError, TensorSetError, UnsupportedArchitectureError
+from .errors import MetadataError, UnsupportedArchitectureError
+from .families import ARCHITECTURES, Architecture
 from .gguf import GGUFFile
-
-DEFAULT_ROPE_THETA: Final = 10_000.0
-"""The format's own default where a file does not state its rotary base."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What distinguishes one Llama-like family: a row of this table is all that a new family needs.
-
-    name: `general.architecture`. qk_permuted: the converter interleaved the rotary pairs of attn_q and attn_k, and
-    loading undoes it. qkv_bias: q, k and v carry biases. rope_factors: the file may divide the rotary
-    frequencies by `rope_freqs.weight` (Llama 3). qk_norm: q and k are normalised per head before the rotation.
-    """
-
-    name: str
-    qk_permuted: bool
-    qkv_bias: bool = False
-    rope_factors: bool = False
-    qk_norm: bool = False
-
-
-ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
-    {
-        row.name: row
-        for row in (
-            Architecture("llama", qk_permuted=True, rope_factors=True),
-            Architecture("qwen2", qk_permuted=False, qkv_bias=True),
-            Architecture("qwen3", qk_permuted=False, qk_norm=True),
-        )
-    }
-)
-
-_READ: Final = frozenset(
-    {
-        "context_length",
-        "embedding_length",
-        "block_count",
-        "feed_forward_length",
-        "vocab_size",
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.value_length",
-        "attention.layer_norm_rms_epsilon",
-        "rope.dimension_count",
-        "rope.freq_base",
-    }
-)
-_ONLY: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
-    {
-        "rope.scaling.type": ("none",),
-        "rope.scale_linear": (1.0,),
-        "rope.scaling.factor": (1.0,),
-        "attention.causal": (True,),
-        "expert_count": (0,),
-        "expert_used_count": (0,),
-        "tensor_data_layout": ("Meta AI original pth",),
-    }
-)
-"""Keys that would change the computation, with the values under which they do not."""
+from .rope import UNSCALED, Rope, Scaling
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The hyper-parameters of a Llama-like decoder and what its tokenizer states beside the vocabulary.
+    """The hyper-parameters of a decoder and what its tokenizer states beside the vocabulary.
 
     vocab_size counts the rows of the embedding table, which may exceed `num_tokens`, the tokenizer's size: ids from
     num_tokens on are padding and must never be sampled. max_model_len: the longest sequence the model was trained for,
     in tokens. rotary_dim: how many of head_dim are rotated. eos_token_ids: every id that ends a sequence.
+    tie_word_embeddings: the output head is the embedding; False says that a head of its own must be there.
+
+    local_rope: rotary positions of the layers with a window, where they have their own. windows: each layer's window,
+    in tokens, the query's own included; 0 for none, and () where no layer has one. softmax_scale: factor on scores,
+    None for 1 / sqrt(head_dim). attention_softcap, logit_softcap: c of c * tanh(x / c), 0 for none. attention_bias: q,
+    k, v and o carry biases. num_experts: 0 for a dense model; experts_per_token are chosen for each token, each of
+    expert_size features; renormalize: their weights are divided by their sum. dense_layers: layers of intermediate_size
+    without experts. quantization: how a checkpoint's weights are stored, as its config.json states it.
     """
 
     architecture: str
@@ -103,10 +48,23 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     add_bos: bool
     chat_template: str | None
+    rope_scaling: Scaling = UNSCALED
+    local_rope: Rope | None = None
+    windows: tuple[int, ...] = ()
+    softmax_scale: float | None = None
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    attention_bias: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    renormalize: bool = True
+    dense_layers: tuple[int, ...] = ()
+    quantization: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
-            raise UnsupportedArchitectureError(_unknown(self.architecture))
+            raise UnsupportedArchitectureError(f"{self.name}: {unknown(self.architecture, ARCHITECTURES)}")
         for field in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
             if getattr(self, field) <= 0:
                 raise MetadataError(f"{self.name}: {field} is {getattr(self, field)}; it must be positive")
@@ -123,13 +81,51 @@ class ModelConfig:
                 f"{self.name}: architecture {self.architecture} with rotary_dim {self.rotary_dim} of {self.head_dim}: "
                 "how its converter orders such rows is not known"
             )
-        if not (self.rope_theta > 0 and self.rms_norm_eps > 0):  # also refuses NaN
+        if not (self.rope_theta > 1 and self.rms_norm_eps > 0):  # also refuses NaN
             raise MetadataError(f"{self.name}: rope_theta {self.rope_theta}, rms_norm_eps {self.rms_norm_eps}")
+        self._check_attention()
+        self._check_experts()
+
+    def _check_attention(self) -> None:
+        if self.windows and (len(self.windows) != self.num_layers or min(self.windows) < 0):
+            raise MetadataError(f"{self.name}: windows {self.windows} of {self.num_layers} layers")
+        if self.local_rope is not None and not self.local_rope.theta > 1:
+            raise MetadataError(f"{self.name}: the rotary base of layers with a window is {self.local_rope.theta}")
+        for field in ("attention_softcap", "logit_softcap"):
+            if not getattr(self, field) >= 0:
+                raise MetadataError(f"{self.name}: {field} is {getattr(self, field)}; it is positive, or 0 for none")
+        if self.softmax_scale is not None and not self.softmax_scale > 0:
+            raise MetadataError(f"{self.name}: softmax_scale is {self.softmax_scale}; it must be positive")
+        for rope in filter(None, (self.rope, self.local_rope)):
+            try:
+                rope.frequencies(self.rotary_dim, self.max_model_len)
+            except ValueError as error:
+                raise MetadataError(f"{self.name}: rotary scaling of {self.rotary_dim // 2} pairs: {error}") from None
+
+    def _check_experts(self) -> None:
+        if self.num_experts == 0:
+            return
+        if not 0 < self.experts_per_token <= self.num_experts or self.expert_size <= 0:
+            raise MetadataError(
+                f"{self.name}: {self.experts_per_token} of {self.num_experts} experts of {self.expert_size} features"
+            )
+        if self.family.gelu or self.family.fused:
+            raise UnsupportedArchitectureError(f"{self.name}: {self.architecture} with experts is not supported")
 
     @property
     def family(self) -> Architecture:
         """The architecture's row."""
         return ARCHITECTURES[self.architecture]
+
+    @property
+    def rope(self) -> Rope:
+        """Rotary positions, of all layers but those that `local_rope` is for."""
+        return Rope(self.rope_theta, self.rope_scaling)
+
+    @property
+    def scale(self) -> float:
+        """Factor on the scores of attention."""
+        return float(self.head_dim**-0.5) if self.softmax_scale is None else self.softmax_scale
 
     @property
     def q_size(self) -> int:
@@ -141,102 +137,32 @@ class ModelConfig:
         """Features of all key heads, and of all value heads."""
         return self.num_kv_heads * self.head_dim
 
+    def window(self, layer: int) -> int:
+        """How many keys a query of that layer sees, its own included; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether that layer's feed-forward part is a choice of experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
+
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> ModelConfig:
         """Read the configuration; raises `UnsupportedArchitectureError` for a family or variation that no row
         describes, `MetadataError` for keys that are missing, of the wrong type, or contradictory."""
-        arch = file.require("general.architecture", str)
-        if arch not in ARCHITECTURES:
-            raise UnsupportedArchitectureError(f"{file.path}: {_unknown(arch)}")
-        parts = file.optional("split.count", int, 1)
-        if parts > 1:
-            raise TensorSetError(
-                f"{file.path}: this is one of {parts} parts of a model; join them with 'llama-gguf-split --merge' first"
-            )
-        _refuse_unread(file, arch)
-        hidden = file.require(f"{arch}.embedding_length", int)
-        heads = file.require(f"{arch}.attention.head_count", int)
-        head_dim = _head_dim(file, arch, hidden, heads)
-        vocab_size, num_tokens = _vocabulary(file, arch)
-        return cls(
-            architecture=arch,
-            name=file.optional("general.name", str, file.path.stem),
-            hidden_size=hidden,
-            intermediate_size=file.require(f"{arch}.feed_forward_length", int),
-            num_layers=file.require(f"{arch}.block_count", int),
-            num_heads=heads,
-            num_kv_heads=file.optional(f"{arch}.attention.head_count_kv", int, heads),
-            head_dim=head_dim,
-            rotary_dim=file.optional(f"{arch}.rope.dimension_count", int, head_dim),
-            vocab_size=vocab_size,
-            num_tokens=num_tokens,
-            max_model_len=file.require(f"{arch}.context_length", int),
-            rope_theta=file.optional(f"{arch}.rope.freq_base", float, DEFAULT_ROPE_THETA),
-            rms_norm_eps=file.require(f"{arch}.attention.layer_norm_rms_epsilon", float),
-            tie_word_embeddings="output.weight" not in file.tensors,
-            bos_token_id=_token_id(file, "bos", num_tokens),
-            eos_token_ids=_end_ids(file, num_tokens),
-            add_bos=file.optional(
-                "tokenizer.ggml.add_bos_token", bool, file.optional("tokenizer.ggml.model", str, "gpt2") == "llama"
-            ),
-            chat_template=file.optional("tokenizer.chat_template", str, "") or None,
-        )
+        from .gguf_config import read
+
+        return read(file)
+
+    @classmethod
+    def from_hf(cls, stated: Mapping[str, Any], *, name: str = "config.json") -> ModelConfig:
+        """From the contents of a config.json, of a language model or of one that holds it as `text_config`. name: what
+        to call the model, in errors too. A config.json says nothing of templates and little of end ids: `add_bos` is
+        False, `chat_template` None and `num_tokens` the whole table. Raises as `from_gguf` does."""
+        from .hf_config import read
+
+        return read(stated, name)
 
 
-def _unknown(arch: str) -> str:
-    return f"architecture '{arch}' is not supported; supported: {', '.join(ARCHITECTURES)}"
-
-
-def _refuse_unread(file: GGUFFile, arch: str) -> None:
-    for key in file:
-        if not key.startswith(f"{arch}."):
-            continue
-        suffix = key.removeprefix(f"{arch}.")
-        if suffix in _ONLY:
-            if file[key] not in _ONLY[suffix]:
-                raise UnsupportedArchitectureError(f"{file.path}: {key} = {file[key]!r} is not supported")
-        elif suffix not in _READ:
-            raise UnsupportedArchitectureError(
-                f"{file.path}: metadata key '{key}' = {file[key]!r} is not understood and may change what is computed"
-            )
-
-
-def _head_dim(file: GGUFFile, arch: str, hidden: int, heads: int) -> int:
-    if heads <= 0 or (f"{arch}.attention.key_length" not in file and hidden % heads):
-        raise MetadataError(f"{file.path}: {arch}.embedding_length {hidden} is not a multiple of its {heads} heads")
-    head_dim = file.optional(f"{arch}.attention.key_length", int, hidden // heads)
-    value_dim = file.optional(f"{arch}.attention.value_length", int, head_dim)
-    if value_dim != head_dim:
-        raise UnsupportedArchitectureError(
-            f"{file.path}: key heads of {head_dim} and value heads of {value_dim} differ"
-        )
-    return head_dim
-
-
-def _vocabulary(file: GGUFFile, arch: str) -> tuple[int, int]:
-    if "token_embd.weight" not in file.tensors:
-        raise TensorSetError(f"{file.path}: tensor 'token_embd.weight' is missing; convert the model again")
-    rows = file.tensors["token_embd.weight"].shape[0]
-    tokens = len(file.optional("tokenizer.ggml.tokens", tuple, ())) or rows
-    stated = file.optional(f"{arch}.vocab_size", int, rows)
-    if tokens > rows or stated > rows:
-        raise MetadataError(
-            f"{file.path}: token_embd.weight has {rows} rows for {tokens} tokens and {arch}.vocab_size {stated}"
-        )
-    return rows, tokens
-
-
-def _token_id(file: GGUFFile, role: str, num_tokens: int) -> int | None:
-    key = f"tokenizer.ggml.{role}_token_id"
-    if key not in file:
-        return None
-    value = file.require(key, int)
-    if not 0 <= value < num_tokens:
-        raise MetadataError(f"{file.path}: {key} is {value}, outside the vocabulary of {num_tokens}")
-    return value
-
-
-def _end_ids(file: GGUFFile, num_tokens: int) -> tuple[int, ...]:
-    """eos, end of turn, end of message: each ends a sequence."""
-    ids = (_token_id(file, role, num_tokens) for role in ("eos", "eot", "eom"))
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
+def unknown(architecture: object, known: Iterable[str]) -> str:
+    """What to say of a family that no row describes."""
+    return f"architecture {architecture!r} is not supported; supported: {', '.join(known)}"

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rapid_llm.models.config import ARCHITECTURES, DEFAULT_ROPE_THETA, ModelConfig
+from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.errors import MetadataError, ModelError, TensorSetError, UnsupportedArchitectureError
+from rapid_llm.models.families import ARCHITECTURES
 from rapid_llm.models.gguf import GGUFFile
+from rapid_llm.models.gguf_config import DEFAULT_ROPE_THETA
 from tests.models import tiny
 
 
@@ -72,16 +74,19 @@ def test_heads_may_be_wider_than_hidden_by_count(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_an_error_that_lists_the_known(tmp_path: Path) -> None:
     """Catches a family run as another: fluent text from a wrong model."""
-    with pytest.raises(UnsupportedArchitectureError, match=r"m.gguf: architecture 'gemma' is not.*llama, qwen2"):
+    with pytest.raises(
+        UnsupportedArchitectureError, match=r"m.gguf: architecture 'gemma' is not supported.*: llama, qwen2, qwen3"
+    ):
         config_of(tmp_path, replace(tiny.Shape(), arch="gemma"))
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        {"llama.rope.scaling.type": "yarn"},
-        {"llama.rope.scaling.factor": 4.0},
-        {"llama.expert_count": 8},
+        {"llama.rope.scaling.type": "su"},
+        {"llama.rope.scaling.yarn_ext_factor": 0.5},
+        {"llama.expert_gating_func": 2},
+        {"llama.attn_logit_softcapping": 50.0},
         {"llama.attention.causal": False},
         {"llama.logit_scale": 0.5},
         {"llama.attention.sliding_window": 4096},
