@@ -9,6 +9,8 @@ import time
 from types import TracebackType
 from typing import Final
 
+from rapid_llm.kernels.registry import patience
+
 _log: Final = logging.getLogger("rapid_llm.kernels.build")
 
 
@@ -71,12 +73,14 @@ class Progress:
             try:
                 writer.start()
                 self._writer = writer
+                patience.speaking(True)
             except RuntimeError:  # no more threads for this user: the line stays as it is
                 _line.release()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._writer is not None:
+            patience.speaking(False)
             self._ended.set()
             self._writer.join()
             _shown("\r\x1b[K")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rapid_llm import settings
 from rapid_llm.platform import device_info
 
-from . import canary, lockfile, overrides, plugins, probes, ranking, registry, trace
+from . import canary, lockfile, overrides, patience, plugins, probes, ranking, registry, trace
 from . import facts as _facts
 from .capture import capturing
 from .errors import (
@@ -203,9 +203,10 @@ def make_ready(row: KernelSpec, found: Facts, unready: dict[str, NotReadyError])
     if row.is_native:
         return True
     try:
-        load_target(row.name)
-        if row.prepare is not None:
-            probes.load(row.prepare)(found)
+        with patience.named(f"{row.name}: {row.prepare or row.target}"):
+            load_target(row.name)
+            if row.prepare is not None:
+                probes.load(row.prepare)(found)
     except RegistrationError:
         raise
     except BaseException as error:  # whatever a build or a foreign row raises, the others can still answer
