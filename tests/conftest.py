@@ -18,8 +18,8 @@ from tests import warm
 from tests.session_record import SessionRecord
 
 _KEEP = ("RAPID_LLM_CACHE_DIR",)
-_ORACLES = ("gguf", "transformers")
-"""Packages that only judge: `make test` installs gguf, a GPU machine without a network may lack both."""
+_ORACLES = ("gguf", "safetensors", "transformers")
+"""Packages that only judge: `make test` installs them, a GPU machine without a network may lack some."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

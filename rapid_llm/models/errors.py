@@ -35,8 +35,12 @@ class TensorSetError(ModelError):
     """Tensors are missing, duplicate, left over, of the wrong shape, or a fused group is incomplete."""
 
 
+class UnsafeWeightsError(ModelError):
+    """Weights that are a pickle: not asked for, or more than tensors."""
+
+
 class UnknownModelError(ModelError):
-    """Neither a known model name nor an existing file."""
+    """Neither a known model name, nor an existing file or folder, nor an id that a hub knows."""
 
 
 class DownloadError(ModelError):

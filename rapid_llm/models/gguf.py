@@ -7,7 +7,6 @@ a hostile header allocates memory. Arrays (a vocabulary of 49k strings) are deco
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from .errors import (
     TruncatedFileError,
     UnknownTypeError,
 )
+from .mapped import MappedFile
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -132,12 +132,11 @@ class GGUFFile(Mapping[str, object]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with open(self.path, "rb") as file:
-            self.size = os.fstat(file.fileno()).st_size
-            head = file.read(4)
-            if head != MAGIC:
-                raise self._not_gguf(head)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = MappedFile(self.path)
+        self.size = mapped.size
+        if mapped.bytes[:4] != MAGIC:
+            raise self._not_gguf(mapped.bytes[:4])
+        self._mapped, self._map = mapped, mapped.bytes
         self._position = 4
         self._entries: dict[str, object] = {}
         self.version, tensor_count, kv_count = self._read_head()
@@ -188,8 +187,7 @@ class GGUFFile(Mapping[str, object]):
         if name not in self.tensors:
             raise TensorSetError(f"{self.path}: no tensor '{name}'")
         info = self.tensors[name]
-        flat = np.frombuffer(self._map, np.uint8, info.nbytes, info.offset)
-        return flat.reshape(-1, info.row_bytes)
+        return self._mapped.raw(info.offset, info.nbytes).reshape(-1, info.row_bytes)
 
     # The walk over the header ---------------------------------------------------------------------------------------
 
