@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,20 +22,37 @@ from .scheduler import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """input_ids: (tokens,) int64. sampling: requests that get a token, in row order. logit_rows: (len(sampling),) int64
-    rows of the hidden states they are sampled from, None where that is every row."""
+    """input_ids: (tokens,) int64. sampling: whom each row of logits is for, a request with guesses having one more row
+    than guesses. logit_rows: (len(sampling),) int64 rows of the hidden states they are sampled from, None where that is
+    every row. scores: parts of the hidden states that predict prompts whose log-probabilities are wanted."""
 
     input_ids: Tensor
     meta: AttentionMetadata
     sampling: list[Request]
     logit_rows: Tensor | None
+    scores: list[Scored]
+
+
+class Scored(NamedTuple):
+    """Rows `row` and on of the hidden states predict `targets`, the next tokens of the prompt of `request`."""
+
+    request: Request
+    row: int
+    targets: list[int]
 
 
 class BatchBuilder:
-    """max_tokens, max_sequences: of one step. max_pages: of one sequence."""
+    """max_tokens, max_sequences, max_rows: of one step, the last of logits. max_pages: of one sequence."""
 
     def __init__(
-        self, *, max_tokens: int, max_sequences: int, max_pages: int, page_size: int, device: torch.device
+        self,
+        *,
+        max_tokens: int,
+        max_sequences: int,
+        max_rows: int,
+        max_pages: int,
+        page_size: int,
+        device: torch.device,
     ) -> None:
         self._page_size = page_size
         self._device = device
@@ -42,7 +60,7 @@ class BatchBuilder:
         self._ids, self._ids_np = self._buffer(max_tokens, torch.int64)
         self._positions, self._positions_np = self._buffer(max_tokens, torch.int64)
         self._slots, self._slots_np = self._buffer(max_tokens, torch.int64)
-        self._rows, self._rows_np = self._buffer(max_sequences, torch.int64)
+        self._rows, self._rows_np = self._buffer(max_rows, torch.int64)
         self._cu_seqlens, self._cu_seqlens_np = self._buffer(max_sequences + 1, torch.int32)
         self._seq_lens, self._seq_lens_np = self._buffer(max_sequences, torch.int32)
         self._table, self._table_np = self._buffer(max_sequences * max_pages, torch.int32)
@@ -53,15 +71,23 @@ class BatchBuilder:
         width = max(len(chunk.request.pages.ids) for chunk in chunks)
         table = self._table_np[: count * width].reshape(count, width)
         sampling: list[Request] = []
+        scores: list[Scored] = []
         tokens = 0
-        for i, (request, size, samples) in enumerate(chunks):
-            tokens = self._place(request, size, tokens)
+        for i, (request, size, samples, draft) in enumerate(chunks):
+            if request.num_computed < request.prompt_len - 1 and request.wants_scores:
+                scores += _scored(request, size, tokens)
+            tokens = self._place(request, size, tokens, draft)
             self._seq_lens_np[i] = request.num_computed + size
             self._cu_seqlens_np[i + 1] = tokens
             held = len(request.pages.ids)
             table[i, :held] = request.pages.ids
             table[i, held:] = 0
-            if samples:
+            if draft:
+                rows = slice(len(sampling), len(sampling) + size)
+                self._rows_np[rows] = np.arange(tokens - size, tokens)
+                sampling.append(request)
+                sampling += [request.ahead(count) for count in range(1, size)]
+            elif samples:
                 self._rows_np[len(sampling)] = tokens - 1
                 sampling.append(request)
         meta = AttentionMetadata(
@@ -72,10 +98,10 @@ class BatchBuilder:
             block_table=self._upload(self._table, count * width).view(count, width),
             decode=tokens == count,
         )
-        rows = None if len(sampling) == tokens else self._upload(self._rows, len(sampling))
-        return Batch(self._upload(self._ids, tokens), meta, sampling, rows)
+        logit_rows = None if len(sampling) == tokens else self._upload(self._rows, len(sampling))
+        return Batch(self._upload(self._ids, tokens), meta, sampling, logit_rows, scores)
 
-    def _place(self, request: Request, size: int, offset: int) -> int:
+    def _place(self, request: Request, size: int, offset: int, draft: tuple[int, ...]) -> int:
         """Write the ids, positions and slots of one chunk from `offset` on; returns the offset behind it."""
         start, page_size = request.num_computed, self._page_size
         if size == 1:
@@ -84,7 +110,8 @@ class BatchBuilder:
             self._slots_np[offset] = request.pages.ids[start // page_size] * page_size + start % page_size
             return offset + 1
         end = offset + size
-        self._ids_np[offset:end] = request.ids[start : start + size]
+        self._ids_np[offset : end - len(draft)] = request.ids[start : start + size - len(draft)]
+        self._ids_np[end - len(draft) : end] = draft
         positions = np.arange(start, start + size)
         self._positions_np[offset:end] = positions
         pages = np.array(request.pages.ids, dtype=np.int64)
@@ -99,3 +126,10 @@ class BatchBuilder:
         # The copy may be asynchronous: every step ends by reading its sampled ids, so the buffer is idle by then.
         view = buffer[:size]
         return view if self._on_cpu else view.to(self._device, non_blocking=True)
+
+
+def _scored(request: Request, size: int, offset: int) -> list[Scored]:
+    """What a chunk of `size` tokens that begins at row `offset` tells of its prompt beyond what is known."""
+    start = max(request.num_computed, request.scored - 1)
+    targets = request.ids[start + 1 : min(request.num_computed + size + 1, request.prompt_len)]
+    return [Scored(request, offset + start - request.num_computed, targets)] if targets else []

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
+from typing import NamedTuple
 
 from .clock import now
 from .job import Job
 from .request import FinishReason, Request
 from .runner import Runner
+from .sampler import Choice
 from .scheduler import Chunk, Scheduler
 
 
@@ -28,7 +31,9 @@ class EngineError(RuntimeError):
 class StepTotals:
     """Steps, the tokens that they computed, and their seconds, over an engine's life; prefill apart from decode.
 
-    A step in which every request computes one token is a decode step, any other one a prefill step.
+    A step in which every request computes one token, and maybe guesses behind it, is a decode step, any other one a
+    prefill step. The tokens of a decode step are those that came out of it. guessed, accepted: tokens of guesses, and
+    those of them that were right.
     """
 
     prefill_steps: int = 0
@@ -37,6 +42,8 @@ class StepTotals:
     decode_steps: int = 0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
+    guessed: int = 0
+    accepted: int = 0
 
     def add(self, tokens: int, decode: bool, seconds: float) -> None:
         if decode:
@@ -49,8 +56,16 @@ class StepTotals:
             self.prefill_seconds += seconds
 
 
-StepHook = Callable[[Sequence[Chunk], Callable[[], float]], None]
-"""Called in place of a step with its chunks and a function that runs it and returns its seconds (see `stats`)."""
+class StepFigures(NamedTuple):
+    """What `StepTotals.add` takes."""
+
+    tokens: int
+    decode: bool
+    seconds: float
+
+
+StepHook = Callable[[Sequence[Chunk], Callable[[], StepFigures]], object]
+"""Called in place of a step with its chunks and a function that runs it and returns its figures (see `stats`)."""
 
 
 class Engine:
@@ -63,11 +78,19 @@ class Engine:
         self._runner = runner
         self._inbox: deque[tuple[str, Job]] = deque()
         self._jobs: dict[Request, Job] = {}
+        self._unfinished: dict[str, list[int]] = {}
+        """Request ids, and how many samples of each are still to end."""
         self._turn = threading.Condition()
         self._driver: int | None = None
 
     def submit(self, job: Job) -> None:
-        """Hand over a job whose requests are known to fit. It runs once somebody drives."""
+        """Hand over a job whose requests are known to fit. It runs once somebody drives.
+
+        Raises `ValueError` where the engine has a request of that id, which goes on as if nothing had happened.
+        """
+        unfinished = [len(job.requests)]
+        if self._unfinished.setdefault(job.request_id, unfinished) is not unfinished:
+            raise ValueError(f"request_id={job.request_id!r} is in the engine already: use another one")
         self._inbox.append(("add", job))
 
     def drive(self, until: Callable[[], bool]) -> None:
@@ -113,8 +136,10 @@ class Engine:
             self._give_up_turn(me)
 
     def check(self) -> None:
-        """Raise `RuntimeError` if a page of the cache is lost or held twice. For tests; not while a step runs."""
+        """Raise `RuntimeError` if a page of the cache is lost or miscounted. For tests; not while a step runs."""
         self.scheduler.pool.check(request.pages for request in self.scheduler.requests())
+        if self.scheduler.prefix is not None:
+            self.scheduler.prefix.check()
 
     @property
     def unfinished(self) -> int:
@@ -138,6 +163,8 @@ class Engine:
                 for request in job.requests:
                     if not request.finished:
                         self._finish(request, "abort")
+                if not self._jobs:
+                    self.scheduler.check_idle()
 
     def _step(self) -> None:
         chunks = self.scheduler.schedule()
@@ -148,23 +175,55 @@ class Engine:
         else:
             self.step_hook(chunks, lambda: self._compute(chunks))
 
-    def _compute(self, chunks: Sequence[Chunk]) -> float:
+    def _compute(self, chunks: Sequence[Chunk]) -> StepFigures:
         started = now()
-        choices = self._runner.run(chunks)
-        for chunk in chunks:
-            self.scheduler.commit(chunk)
+        done = self._runner.run(chunks)
         finished = now()
-        for request, choice in choices:
-            self._jobs[request].take(request, choice, finished)
-            if request.finished:
-                self._finish(request)
-        tokens = sum(chunk.size for chunk in chunks)
-        self.totals.add(tokens, tokens == len(chunks), finished - started)
-        return finished - started
+        for request, rows in done.scores:
+            self._jobs[request].take_prompt_logprobs(request.scored, rows)
+            request.scored += len(rows)
+        choices, kept = iter(done.choices), 0
+        for chunk in chunks:
+            if chunk.draft:
+                kept += self._verify(chunk, islice(choices, chunk.size), finished)
+            else:
+                kept += chunk.size
+                self.scheduler.commit(chunk)
+                if chunk.samples:
+                    self._jobs[chunk.request].take(chunk.request, next(choices), finished)
+            if chunk.request.finished:
+                self._finish(chunk.request)
+        if not self._jobs:
+            self.scheduler.check_idle()
+        figures = StepFigures(kept, all(chunk.decodes for chunk in chunks), finished - started)
+        self.totals.add(*figures)
+        return figures
+
+    def _verify(self, chunk: Chunk, choices: Iterable[Choice], time: float) -> int:
+        """Give a request the choices behind its guesses, up to the first that differs from its guess; how many."""
+        request, job, taken = chunk.request, self._jobs[chunk.request], 0
+        self.totals.guessed += len(chunk.draft)
+        for guess, choice in zip_longest(chunk.draft, choices):
+            job.take(request, choice, time)
+            taken += 1
+            self.totals.accepted += choice.token == guess
+            if request.finished or choice.token != guess:
+                break
+        self.scheduler.commit(chunk, taken)
+        return taken
 
     def _finish(self, request: Request, reason: FinishReason | None = None) -> None:
         self.scheduler.finish(request, reason)
-        self._jobs.pop(request).close(request, now())
+        job = self._jobs.pop(request)
+        self._count_out(job)
+        job.close(request, now())
+
+    def _count_out(self, job: Job) -> None:
+        """One sample of the job has ended; with the last one its id is free, before anybody can see that it ended."""
+        unfinished = self._unfinished[job.request_id]
+        unfinished[0] -= 1
+        if not unfinished[0]:
+            del self._unfinished[job.request_id]
 
     def _fail(self, error: BaseException) -> None:
         """End everything. The scheduler starts afresh: a step that broke off may have left it in any state."""
@@ -173,4 +232,5 @@ class Engine:
         for request, job in failed.items():
             request.finish_reason, request.stop_reason = "error", f"{type(error).__name__}: {error}"
             job.failure = error
+            self._count_out(job)
             job.close(request, now())

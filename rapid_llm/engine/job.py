@@ -133,6 +133,7 @@ class Job:
         """The request has ended, for whatever reason: the rest of its text comes out."""
         rest = self._samples[request.index].detok.finish()
         self.metrics.preemptions += request.preemptions
+        self.metrics.cached_tokens += request.cached
         if self._events is not None:
             self._events.append(_Event(request.index, None, rest))
         if self._open == 1:

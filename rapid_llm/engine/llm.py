@@ -23,13 +23,15 @@ from .job import Job
 from .kv_memory import allocate, bytes_per_token, choose_tokens, free_memory
 from .kv_pool import KVPool
 from .loading import load, resolve_device
-from .options import BATCH_TOKENS, DEFAULTS, PAGE_SIZE, EngineOptions
+from .options import BATCH_TOKENS, DEFAULTS, DETERMINISTIC_CHUNK, PAGE_SIZE, EngineOptions
 from .outputs import RequestOutput, TextDelta
 from .params import SamplingParams
-from .prompts import ParsedPrompt, Prompt, check_length, params_for, parse_prompt, parse_prompts
+from .prefix import PrefixCache
+from .prompts import ParsedPrompt, Prompt, check_length, check_salt, params_for, parse_prompt, parse_prompts
 from .runner import Model, Runner
 from .sampler import Sampler, request_key
 from .scheduler import Scheduler
+from .speculation import NgramDrafter, Speculation
 from .stats import Stats
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
@@ -61,6 +63,8 @@ class LLM:
         threads: int | None = DEFAULTS.threads,
         max_batch_tokens: int | None = DEFAULTS.max_batch_tokens,
         max_running: int = DEFAULTS.max_running,
+        enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
+        speculative: Mapping[str, Any] | Speculation | None = DEFAULTS.speculative,
     ) -> None:
         options = EngineOptions(
             dtype=str(dtype),
@@ -72,6 +76,8 @@ class LLM:
             threads=threads,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
+            enable_prefix_caching=enable_prefix_caching,
+            speculative=speculative,
         )
         target = resolve_device(options.device)
         _use_threads(options, target)
@@ -99,21 +105,21 @@ class LLM:
         self.kv_cache_tokens = tokens
         self._kv_bytes = tokens * token_bytes
         pool = KVPool(tokens // PAGE_SIZE + 1, PAGE_SIZE)
-        max_running = 1 if options.deterministic else options.max_running
-        max_batch_tokens = options.max_batch_tokens
-        if max_batch_tokens is None:
-            max_batch_tokens = max(BATCH_TOKENS[device.type], max_running)
-        scheduler = Scheduler(pool, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        scheduler = _scheduler(pool, options, device.type)
+        max_batch_tokens, max_running = scheduler.max_batch_tokens, scheduler.max_running
+        guesses = 0 if options.speculation is None else options.speculation.num_tokens
+        max_rows = min(max_running * (1 + guesses), max_batch_tokens)
         builder = BatchBuilder(
             max_tokens=max_batch_tokens,
             max_sequences=max_running,
+            max_rows=max_rows,
             max_pages=min(pool.usable_pages, pool.pages_for(self.max_model_len)),
             page_size=PAGE_SIZE,
             device=device,
         )
         # A table with more rows than the tokenizer has ids is padded; the rest must never be sampled.
         self._vocab_size = min(tokenizer.vocab_size, config.vocab_size)
-        self._sampler = Sampler(self._vocab_size, device, max_running)
+        self._sampler = Sampler(self._vocab_size, device, max_rows)
         self._kv = allocate(config, pool.num_pages, decoder.activation_dtype, device)
         self._decoder = decoder
         self._engine = Engine(scheduler, Runner(decoder, self._kv, builder, self._sampler))
@@ -124,19 +130,25 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answers to one prompt (text, in which control tokens count, or token ids) or to a list of them, in order.
+
+        cache_salt: take over cached prefixes only from, and leave them only to, requests of the same salt.
 
         Raises `ValueError` or `TypeError`, before anything runs, for prompts and parameters that cannot be served, and
         `EngineError` if a step failed in another thread.
         """
         parsed = parse_prompts(prompts, self.tokenizer)
-        return self._run(parsed, params_for(sampling_params, len(parsed)))
+        return self._run(parsed, params_for(sampling_params, len(parsed)), cache_salt)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answers to a conversation (messages with `role` and `content`) or to a list of them, in order.
 
@@ -145,21 +157,27 @@ class LLM:
         several = isinstance(messages, Sequence) and len(messages) > 0 and isinstance(messages[0], Sequence)
         conversations: Sequence[Any] = messages if several and not isinstance(messages[0], str) else [messages]
         parsed = [self._render(conversation) for conversation in conversations]
-        return self._run(parsed, params_for(sampling_params, len(parsed)))
+        return self._run(parsed, params_for(sampling_params, len(parsed)), cache_salt)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[TextDelta]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> Iterator[TextDelta]:
         """The answer to one prompt as it comes: each delta is a `str`, and all of one sample join to its text.
 
         A prompt or parameter that cannot be served raises here; the request starts with the first `next`, and closing
         the iterator ends it.
         """
-        return self._stream(parse_prompt(prompt, self.tokenizer), params_for(sampling_params, 1)[0])
+        return self._stream(parse_prompt(prompt, self.tokenizer), params_for(sampling_params, 1)[0], cache_salt)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> Iterator[TextDelta]:
         """The answer to one conversation as it comes; see `stream` and `chat`."""
-        return self._stream(self._render(messages), params_for(sampling_params, 1)[0])
+        return self._stream(self._render(messages), params_for(sampling_params, 1)[0], cache_salt)
 
     def explain(self) -> EngineExplanation:
         """Which row runs each op of this model here, and why; `str()` is a report, `json()` the same as data."""
@@ -175,6 +193,8 @@ class LLM:
             "step": f"at most {self._engine.scheduler.max_batch_tokens} tokens, "
             f"{self._engine.scheduler.max_running} requests",
             "deterministic": self.options.deterministic,
+            "prefix cache": "on" if self.options.enable_prefix_caching else "off",
+            "speculative": "off" if self.options.speculation is None else str(self.options.speculation),
         }
         memory = {**decoder.memory(), "kv_cache": self._kv_bytes}
         return EngineExplanation(settings, memory, self.bindings())
@@ -211,9 +231,15 @@ class LLM:
         return ParsedPrompt(prompt.text, prompt.token_ids)
 
     def _jobs(
-        self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams], *, streamed: bool = False
+        self,
+        prompts: Sequence[ParsedPrompt],
+        params: Sequence[SamplingParams],
+        *,
+        streamed: bool = False,
+        cache_salt: str | None = None,
     ) -> list[Job]:
         """Jobs for the prompts, none of them submitted; raises for whatever could not run."""
+        check_salt(cache_salt)
         limits = []
         for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
             what = f"prompt {i}" if len(prompts) > 1 else "prompt"
@@ -242,10 +268,14 @@ class LLM:
                     streamed=streamed,
                 )
             )
+            for request in jobs[-1].requests:
+                request.salt = cache_salt
         return jobs
 
-    def _run(self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-        jobs = self._jobs(prompts, params)
+    def _run(
+        self, prompts: Sequence[ParsedPrompt], params: Sequence[SamplingParams], cache_salt: str | None
+    ) -> list[RequestOutput]:
+        jobs = self._jobs(prompts, params, cache_salt=cache_salt)
         try:
             for job in jobs:
                 self._engine.submit(job)
@@ -256,8 +286,8 @@ class LLM:
             _raise_failure(job)
         return [job.output() for job in jobs]
 
-    def _stream(self, prompt: ParsedPrompt, params: SamplingParams) -> Iterator[TextDelta]:
-        (job,) = self._jobs([prompt], [params], streamed=True)
+    def _stream(self, prompt: ParsedPrompt, params: SamplingParams, cache_salt: str | None) -> Iterator[TextDelta]:
+        (job,) = self._jobs([prompt], [params], streamed=True, cache_salt=cache_salt)
         return self._deltas(job)
 
     def _deltas(self, job: Job) -> Iterator[TextDelta]:
@@ -285,6 +315,25 @@ def _affordable(options: EngineOptions, context: int, tokens: int) -> int:
         )
     _log.warning("the free memory holds %d tokens of key/value cache: the context is that, not %d", tokens, context)
     return tokens
+
+
+def _scheduler(pool: KVPool, options: EngineOptions, device_type: str) -> Scheduler:
+    """What plans the steps, as the options have it."""
+    max_running = 1 if options.deterministic else options.max_running
+    budget = options.max_batch_tokens
+    if budget is None:
+        budget = max(BATCH_TOKENS[device_type], max_running)
+    grid = _grid(min(budget, DETERMINISTIC_CHUNK[device_type])) if options.deterministic else None
+    prefix = PrefixCache(pool, grid and max(grid, PAGE_SIZE)) if options.enable_prefix_caching else None
+    drafter = None if options.speculation is None else NgramDrafter(options.speculation)
+    return Scheduler(pool, max_batch_tokens=budget, max_running=max_running, prefix=prefix, drafter=drafter, grid=grid)
+
+
+def _grid(most: int) -> int:
+    """The largest chunk of at most `most` tokens that is a multiple of a page, or of which a page is a multiple."""
+    if most >= PAGE_SIZE:
+        return most // PAGE_SIZE * PAGE_SIZE
+    return max(size for size in range(1, most + 1) if PAGE_SIZE % size == 0)
 
 
 def _use_threads(options: EngineOptions, device: torch.device) -> None:

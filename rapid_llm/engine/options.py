@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, cast
+
+from .speculation import Speculation
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
@@ -20,6 +23,9 @@ KV_CONTEXTS: Final = 4
 BATCH_TOKENS: Final = {"cpu": 512, "cuda": 8192}
 """Tokens of one step by device type: long enough for the prefill GEMM, short enough for the requests that decode."""
 
+DETERMINISTIC_CHUNK: Final = {"cpu": 128, "cuda": 512}
+"""Most tokens of a prompt in one step of deterministic mode, by device type; prefixes are reused in such pieces."""
+
 _DTYPE_LABELS: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -30,11 +36,14 @@ class EngineOptions:
     dtype: `auto` (on CPU the fastest verified mix, on CUDA the checkpoint's), or a label in either spelling.
     device: `auto` (cuda where there is one), `cpu`, `cuda`, `cuda:1`. max_model_len: longest prompt plus answer in
     tokens; None is the model's own context. kv_cache_tokens: tokens that the cache holds; None sizes it by the free
-    memory. deterministic: one request at a time, so that a result depends, bit for bit, on its request alone and not on
-    what else is running; costs throughput. seed: for requests without their own; the same calls in the same order give
-    the same tokens. threads: compute threads on CPU (process-wide, as torch has them); None is
-    `platform.default_threads()`. max_batch_tokens: most tokens of one step; a longer prompt is prefilled in chunks.
-    None is `BATCH_TOKENS` of the device. max_running: most requests in a step.
+    memory. deterministic: one request at a time, prompts in pieces of fixed places, so that a result depends, bit for
+    bit, on its request alone and not on what else runs or ran; costs throughput. seed: for requests without their own;
+    the same calls in the same order give the same tokens. threads: compute threads on CPU (process-wide, as torch has
+    them); None is `platform.default_threads()`. max_batch_tokens: most tokens of one step; a longer prompt is prefilled
+    in chunks. None is `BATCH_TOKENS` of the device. max_running: most requests in a step. enable_prefix_caching: prompts
+    that begin like earlier ones (of the same cache_salt) take over their keys and values while these are in the cache.
+    speculative: None, or how to guess tokens from a request's own history, as the fields of `Speculation`:
+    `{"method": "ngram", "num_tokens": 4}`; what is generated does not change. Held as a `Speculation`.
     """
 
     dtype: str = "auto"
@@ -46,6 +55,8 @@ class EngineOptions:
     threads: int | None = None
     max_batch_tokens: int | None = None
     max_running: int = 64
+    enable_prefix_caching: bool = True
+    speculative: Mapping[str, Any] | Speculation | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str):  # torch.float32 and the like
@@ -57,8 +68,11 @@ class EngineOptions:
             raise ValueError(f"dtype={name!r} is not known; use one of {known}")
         if not isinstance(self.device, str):  # a torch.device
             object.__setattr__(self, "device", str(self.device))
-        if not isinstance(self.deterministic, bool):
-            raise ValueError(f"deterministic={self.deterministic!r}: use True or False")
+        for name in ("deterministic", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: use True or False")
+        if self.speculative is not None and not isinstance(self.speculative, Speculation):
+            object.__setattr__(self, "speculative", Speculation.of(self.speculative))
         _check_int("seed", self.seed, None)
         for name in ("max_model_len", "kv_cache_tokens", "threads", "max_batch_tokens"):
             if getattr(self, name) is not None:
@@ -71,6 +85,11 @@ class EngineOptions:
                 f"max_batch_tokens={self.max_batch_tokens} is below max_running={self.max_running}: a step could not "
                 "give each running request its token; raise the first or lower the second"
             )
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """`speculative` as it is held after the check."""
+        return cast("Speculation | None", self.speculative)
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> EngineOptions:

@@ -28,7 +28,8 @@ class RequestMetrics:
     """Seconds on the engine's clock, and counts. first_token, finished: None until then.
 
     samples: `n`. prompt_tokens: of the prompt. output_tokens: over all `n` samples. preemptions: how often a sample
-    had to give up its cache and compute it again.
+    had to give up its cache and compute it again. cached_tokens: of the prompt, over all samples, that were found in
+    the prefix cache instead of computed.
     """
 
     arrival: float
@@ -38,6 +39,7 @@ class RequestMetrics:
     prompt_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    cached_tokens: int = 0
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -63,6 +63,12 @@ def params_for(params: SamplingParams | Sequence[SamplingParams] | None, count: 
     return list(params)
 
 
+def check_salt(salt: object) -> None:
+    """Raise `ValueError` for a cache_salt that is neither None nor a string of at least one character."""
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise ValueError(f"cache_salt={salt!r:.80}: use None, or a string of at least one character")
+
+
 def check_length(what: str, length: int, max_model_len: int) -> None:
     """Raise `ValueError`, with both numbers, for a prompt that leaves no room for an answer."""
     if length >= max_model_len:

@@ -1,18 +1,22 @@
 """One sequence on its way through the engine.
 
 Invariant: the cache holds keys and values of exactly `ids[:num_computed]`. That one counter serves prefill, chunks of
-it, and the recomputation after a preemption; a request decodes when one id is left to compute.
+it, what was found in the prefix cache, the recomputation after a preemption, and guesses: what was computed for a guess
+that turned out wrong lies behind it and is written over. A request decodes when one id is left to compute.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from .kv_pool import Pages
 
 if TYPE_CHECKING:
+    from .grammar import Constraint
     from .params import SamplingParams
+    from .penalties import LogitEdits
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -23,8 +27,14 @@ class Request:
 
     key: 64-bit seed of its random numbers. max_len: length of prompt plus answer at which it ends. stop_ids: ids that
     end it, the model's own end tokens among them unless they are to be ignored. ids: the prompt, then what was
-    sampled. finish_reason: None until it ends. stop_reason: the stop string or the asked-for token id that ended it,
-    None for the model's own end token; the text of an error.
+    sampled. salt: requests share cached prefixes only with those of the same salt. cached: tokens of the prompt that
+    were found in the prefix cache when it first began. scored: tokens of the prompt whose log-probability is known, the
+    first one, which has none, among them. history: the drafter's copy of the ids. finish_reason: None until it ends.
+    stop_reason: the stop string or the asked-for token id that ended it, None for the model's own end token; the text
+    of an error.
+
+    edits, constraint: what the sampler changes of its logits, and which tokens it may draw; None where the parameters
+    ask for nothing of the kind. Both follow the output as it grows, and not one that is shortened.
     """
 
     request_id: str
@@ -38,8 +48,14 @@ class Request:
     num_computed: int = 0
     pages: Pages = field(default_factory=Pages)
     preemptions: int = 0
+    salt: str | None = None
+    cached: int = 0
+    scored: int = 1
+    history: bytearray = field(default_factory=bytearray)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    edits: LogitEdits | None = None
+    constraint: Constraint | None = None
 
     @property
     def output_len(self) -> int:
@@ -51,6 +67,16 @@ class Request:
         return len(self.ids) - self.num_computed
 
     @property
+    def wants_scores(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed; of `n` samples the first one does it."""
+        return self.params.prompt_logprobs is not None and self.index == 0 and self.scored < self.prompt_len
+
+    @property
+    def guessable(self) -> bool:
+        """Whether its next logits are the model's own, so that the tokens behind guesses can be drawn in one step."""
+        return self.edits is None and self.constraint is None
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
@@ -58,6 +84,15 @@ class Request:
     def max_cached(self) -> int:
         """The most tokens it ever has in the cache: the last one sampled is never computed."""
         return self.max_len - 1
+
+    def ahead(self, count: int) -> Request:
+        """What the sampler is to see for the token behind `count` guesses: a request that has so many more of output.
+
+        Only their number is right, not the ids, so it is for requests whose logits do not depend on their output.
+        """
+        other = copy(self)
+        other.prompt_len -= count
+        return other
 
     def append(self, token: int) -> None:
         """Take a sampled token and end the request where a token alone can end it: a stop id, or the length.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from rapid_llm.models.attention_metadata import AttentionMetadata, KVCache
 
-from .batch import BatchBuilder
+from .batch import BatchBuilder, Scored
 from .kv_memory import CacheShape
+from .prompt_logprobs import score
 from .request import Request
-from .sampler import Choice, Sampler
+from .sampler import Choice, RawLogprob, Sampler
 from .scheduler import Chunk
 
 
@@ -51,6 +52,14 @@ class Model(Protocol):
     def observe(self, observer: Any) -> None: ...
 
 
+class StepOutput(NamedTuple):
+    """choices: one for each chunk that samples, in their order; where it has guesses, one more than these. scores: of
+    prompts whose log-probabilities are wanted, what the chunks told of the tokens behind `request.scored`."""
+
+    choices: list[Choice]
+    scores: list[tuple[Request, list[list[RawLogprob]]]]
+
+
 class Runner:
     """Owns nothing that outlives a request but the cache, whose pages the scheduler hands out."""
 
@@ -60,17 +69,23 @@ class Runner:
         self._builder = builder
         self._sampler = sampler
 
-    def run(self, chunks: Sequence[Chunk]) -> list[tuple[Request, Choice]]:
-        """Compute the chunks; a choice for each request whose chunk samples. Waits for the device."""
+    def run(self, chunks: Sequence[Chunk]) -> StepOutput:
+        """Compute the chunks. Waits for the device."""
         with torch.inference_mode():
             batch = self._builder.build(chunks)
             hidden = self._model.forward(batch.input_ids, batch.meta, self._kv)
+            scores = [(part.request, self._score(hidden, part)) for part in batch.scores]
             if not batch.sampling:
                 self._wait()
-                return []
+                return StepOutput([], scores)
             rows = hidden if batch.logit_rows is None else hidden.index_select(0, batch.logit_rows)
             choices = self._sampler(self._model.compute_logits(rows), batch.sampling)
-        return list(zip(batch.sampling, choices, strict=True))
+        return StepOutput(choices, scores)
+
+    def _score(self, hidden: Tensor, part: Scored) -> list[list[RawLogprob]]:
+        rows = hidden[part.row : part.row + len(part.targets)]
+        top = part.request.params.prompt_logprobs or 0
+        return score(self._model.compute_logits, rows, part.targets, top=top, vocab_size=self._sampler.vocab_size)
 
     def _wait(self) -> None:
         """The builder's buffers may be written again only once their copies are done."""

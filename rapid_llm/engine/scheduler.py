@@ -10,38 +10,80 @@ at the head of the line; its tokens are computed again later. Two rules bound th
 
 `running` is in order of arrival, and only its last request can be in the middle of its prompt. So a step goes from
 old to young, and whoever is preempted has not been given a chunk of that step yet.
+
+With a prefix cache a request begins behind what is known of its ids, but for the last one, whose logits it needs. With
+a drafter, requests that decode get guesses out of what a step has left over: guesses never cost anyone pages or budget.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .kv_pool import KVPool, Pages
+from .prefix import PrefixCache
 from .request import FinishReason, Request
 
 
 class Chunk(NamedTuple):
-    """`size` tokens of `request` from its `num_computed` on; `samples` where they reach its last id."""
+    """`size` tokens of `request` from its `num_computed` on; `samples` where they reach its last id.
+
+    draft: guesses behind the last id, counted in `size`; each of their rows is sampled from as well.
+    """
 
     request: Request
     size: int
     samples: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def decodes(self) -> bool:
+        """Whether one id is computed, whatever is guessed behind it."""
+        return self.size == 1 + len(self.draft)
+
+
+class Drafter(Protocol):
+    """What makes guesses."""
+
+    def propose(self, request: Request, most: int) -> tuple[int, ...]:
+        """At most `most` tokens that may come next."""
+        ...
 
 
 class Scheduler:
-    """max_batch_tokens: budget of a step. max_running: most requests in a step. Not thread-safe."""
+    """max_batch_tokens: budget of a step. max_running: most requests in a step. Not thread-safe.
 
-    def __init__(self, pool: KVPool, *, max_batch_tokens: int, max_running: int) -> None:
+    prefix: finds what is computed already; None computes everything. drafter: makes guesses; None makes none. grid:
+    chunks of a prompt end at multiples of so many tokens (or at its end), and only whole ones of them are learnt by
+    `prefix`; what a prompt's keys and values are then depends on its ids alone. None lets chunks end anywhere.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        prefix: PrefixCache | None = None,
+        drafter: Drafter | None = None,
+        grid: int | None = None,
+    ) -> None:
         if max_batch_tokens < max_running:
             raise ValueError(f"max_batch_tokens={max_batch_tokens} is below max_running={max_running}")
+        if grid is not None and not 1 <= grid <= max_batch_tokens:
+            raise ValueError(f"grid={grid}: use 1 to max_batch_tokens={max_batch_tokens}")
         self.pool = pool
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
+        self.prefix = prefix
+        self.drafter = drafter
+        self.grid = grid
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
+        self.hit_tokens = 0
+        """Tokens that were found in the prefix cache."""
 
     @property
     def has_work(self) -> bool:
@@ -60,6 +102,12 @@ class Scheduler:
                 "shorten the prompt, lower max_tokens, or raise kv_cache_tokens"
             )
 
+    def check_idle(self) -> None:
+        """Raise `RuntimeError` if pages are held although no request is here."""
+        held = self.pool.usable_pages - self.pool.free_pages
+        if held and not self.has_work:
+            raise RuntimeError(f"{held} pages of the cache are held by no request: the bookkeeping is broken")
+
     def add(self, request: Request) -> None:
         self.check_fits(request.max_cached)
         self.waiting.append(request)
@@ -76,17 +124,27 @@ class Scheduler:
                 budget -= 1
         for request in tuple(self.running):
             if request.remaining > 1 and budget > 0:
-                count = min(request.remaining, budget)
+                count = self._chunk(request.num_computed, request.remaining, budget)
                 if self._grow(request, count):
                     prefills.append(Chunk(request, count, count == request.remaining))
                     budget -= count
         if self.preemptions == preempted_before:
             budget = self._admit(prefills, budget)
+        if self.drafter is not None and budget > 0:
+            decodes = self._guess(self.drafter, decodes, budget)
         return decodes + prefills
 
-    def commit(self, chunk: Chunk) -> None:
-        """Note that the chunk's tokens are in the cache."""
-        chunk.request.num_computed += chunk.size
+    def commit(self, chunk: Chunk, kept: int | None = None) -> None:
+        """Note that the chunk's tokens, or the first `kept` of them, are in the cache for good."""
+        request = chunk.request
+        request.num_computed += chunk.size if kept is None else kept
+        if self.prefix is not None:
+            final = request.num_computed
+            if self.grid is not None:  # only what was computed in whole chunks of a prompt
+                final = min(final, request.prompt_len)
+                final -= final % self.prefix.granularity
+            if final // self.pool.page_size > request.pages.blocks:
+                self.prefix.learn(request.pages, request.salt, request.ids, final)
 
     def finish(self, request: Request, reason: FinishReason | None = None) -> None:
         """Take a request out and give its pages back; `reason` for one that did not end by itself."""
@@ -99,29 +157,65 @@ class Scheduler:
             self.waiting.remove(request)
 
     def reset(self) -> None:
-        """Forget every request and take back every page, whatever state they are in."""
+        """Forget every request and what is known of prefixes, and take back every page, whatever state they are in."""
         for request in self.requests():
             request.pages = Pages()
             request.num_computed = 0
         self.running.clear()
         self.waiting.clear()
         self.pool.reset()
+        if self.prefix is not None:
+            self.prefix.clear()
+
+    def _chunk(self, start: int, remaining: int, budget: int) -> int:
+        count = min(remaining, budget)
+        return count if self.grid is None else min(count, self.grid - start % self.grid)
 
     def _admit(self, prefills: list[Chunk], budget: int) -> int:
         while self.waiting and budget > 0 and len(self.running) < self.max_running:
             request = self.waiting[0]
-            if request.preemptions and not self._fits_for_good(request):
+            found, idle = [], 0
+            if self.prefix is not None:
+                limit = len(request.ids) - 1  # the last one's logits are wanted
+                if request.wants_scores:
+                    limit = min(limit, request.scored - 1)  # and so are these tokens'
+                found = self.prefix.find(request.salt, request.ids, limit)
+                idle = self.prefix.idle(found)
+            if request.preemptions and not self._fits_for_good(request, len(found) - idle):
                 break
-            count = min(request.remaining, budget)
             # The whole prompt must fit now, not just its first chunk, or two half-done prompts could block each other.
-            if self.pool.pages_for(len(request.ids)) > self.pool.free_pages:
+            if self.pool.pages_for(len(request.ids)) - len(found) + idle > self.pool.free_pages:
                 break
-            self.pool.grow(request.pages, count, request.max_cached)
+            hit = len(found) * self.pool.page_size
+            if self.prefix is not None and hit:
+                self.prefix.share(request.pages, found)
+                request.num_computed = hit
+                self.hit_tokens += hit
+                if not request.preemptions:
+                    request.cached = hit
+            count = self._chunk(hit, request.remaining, budget)
+            self.pool.grow(request.pages, hit + count, request.max_cached)
             self.waiting.popleft()
             self.running.append(request)
             prefills.append(Chunk(request, count, count == request.remaining))
             budget -= count
         return budget
+
+    def _guess(self, drafter: Drafter, decodes: list[Chunk], budget: int) -> list[Chunk]:
+        """`decodes` with guesses of at most `budget` tokens, for which nobody gives up a page."""
+        guessed = []
+        for chunk in decodes:
+            request = chunk.request
+            # The token behind the last guess that can be right is the last one of the answer.
+            room = min(budget, request.max_len - len(request.ids) - 1) if request.guessable else 0
+            draft = drafter.propose(request, room) if room > 0 else ()
+            if draft and not self.pool.grow(request.pages, len(request.ids) + len(draft), request.max_cached):
+                draft = draft[: len(request.pages.ids) * self.pool.page_size - len(request.ids)]
+            if draft:
+                chunk = Chunk(request, 1 + len(draft), True, draft)
+                budget -= len(draft)
+            guessed.append(chunk)
+        return guessed
 
     def _grow(self, request: Request, count: int) -> bool:
         """Pages for `count` more tokens, at the cost of younger requests; False if the request itself had to go."""
@@ -142,7 +236,8 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(victim)
 
-    def _fits_for_good(self, request: Request) -> bool:
+    def _fits_for_good(self, request: Request, shared: int) -> bool:
+        """Whether all running requests and this one, `shared` pages of which others hold, can grow to their ends."""
         pages = self.pool.pages_for
         growth = sum(pages(other.max_cached) - len(other.pages.ids) for other in self.running)
-        return pages(request.max_cached) + growth <= self.pool.free_pages
+        return pages(request.max_cached) - shared + growth <= self.pool.free_pages

@@ -20,7 +20,7 @@ from rapid_llm.kernels.ops.block_formats import row_bytes
 from rapid_llm.kernels.registry import get_op, rows
 
 from .clock import call_timer, now
-from .core import Engine, StepTotals
+from .core import Engine, StepFigures, StepTotals
 from .scheduler import Chunk
 
 PHASES: Final = ("prefill", "decode")
@@ -75,13 +75,16 @@ class PhaseFigure:
 
 @dataclass(frozen=True, slots=True)
 class StatsReport:
-    """read_bandwidth: bytes a second, and how it was measured. threads: torch's, on CPU."""
+    """read_bandwidth: bytes a second, and how it was measured. threads: torch's, on CPU. guessed, accepted: tokens of
+    guesses, and those of them that were right."""
 
     phases: tuple[PhaseFigure, ...]
     ops: tuple[OpFigure, ...]
     read_bandwidth: float
     read_bandwidth_by: str
     threads: int
+    guessed: int = 0
+    accepted: int = 0
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,6 +94,10 @@ class StatsReport:
         for p in self.phases:
             note = " (every step was timed op by op, which slows it)" if p.observed_only else ""
             lines.append(f"{p.phase}: {p.tokens_per_s:.1f} tok/s over {p.steps} steps, {p.tokens} tokens{note}")
+        if self.guessed:
+            lines.append(
+                f"guesses: {self.accepted} of {self.guessed} tokens right ({self.accepted / self.guessed:.0%})"
+            )
         lines.append(f"read bandwidth {self.read_bandwidth / 1e9:.1f} GB/s ({self.read_bandwidth_by})")
         rows = [("phase", "op", "row", "calls", "share", "GB/s", "of limit", "GFLOP/s")]
         for f in self.ops:
@@ -115,6 +122,7 @@ class Stats:
         self._every = every
         self._decode_steps = 0
         self._plain = StepTotals()
+        self._guesses = (engine.totals.guessed, engine.totals.accepted)
         self._observed = StepTotals()
         self._observers = {phase: _Observer(device) for phase in PHASES}
 
@@ -136,22 +144,23 @@ class Stats:
             read_bandwidth=limit,
             read_bandwidth_by=by,
             threads=torch.get_num_threads(),
+            guessed=self._engine.totals.guessed - self._guesses[0],
+            accepted=self._engine.totals.accepted - self._guesses[1],
         )
 
-    def _step(self, chunks: Sequence[Chunk], compute: Callable[[], float]) -> None:
-        tokens = sum(chunk.size for chunk in chunks)
-        decode = tokens == len(chunks)
+    def _step(self, chunks: Sequence[Chunk], compute: Callable[[], StepFigures]) -> None:
+        decode = all(chunk.decodes for chunk in chunks)
         self._decode_steps += decode
         # The second decode step is the first one looked into: the very first still warms caches.
         if decode and self._decode_steps % self._every != 2 % self._every:
-            self._plain.add(tokens, decode, compute())
+            self._plain.add(*compute())
             return
         observer = self._observers["decode" if decode else "prefill"]
         observer.begin()
         for part in self._watched:
             part.observe(observer)
         try:
-            seconds = compute()
+            tokens, decode, seconds = compute()
         finally:
             for part in self._watched:
                 part.observe(None)

@@ -77,8 +77,11 @@ def test_check_sees_a_leak_and_a_double_holder() -> None:
     assert pool.grow(pages, 2, 2)
     with pytest.raises(RuntimeError, match="leaked pages"):
         pool.check([])
-    with pytest.raises(RuntimeError, match="held twice"):
+    with pytest.raises(RuntimeError, match="held by 2 and counted 1"):
         pool.check([pages, pages])
+    pages.ids.append(pages.ids[0])
+    with pytest.raises(RuntimeError, match="held twice by one holder"):
+        pool.check([pages])
 
 
 def test_a_page_cannot_be_given_back_twice() -> None:

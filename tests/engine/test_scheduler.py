@@ -156,7 +156,7 @@ def test_budget_below_max_running_is_refused() -> None:
 
 def test_chunk_fields() -> None:
     """Catches a reordering of the tuple that batch building unpacks."""
-    assert Chunk._fields == ("request", "size", "samples")
+    assert Chunk._fields == ("request", "size", "samples", "draft")
 
 
 def test_host_side_modules_import_no_torch() -> None:
