@@ -45,6 +45,23 @@ def test_what_is_seen_from_outside_and_inside_is_the_same(code: str, tmp_path: P
     assert warmed.stderr.splitlines()[-1:] == real.stderr.splitlines()[-1:]
 
 
+@pytest.mark.parametrize("streams", [">&-", "<&-", "<&- >&- 2>&-", "2>&1 | head -c 1"])
+def test_streams_that_are_not_there(streams: str, tmp_path: Path) -> None:
+    """Catches: a stream or a complaint where a process of its own has none, and the other way round."""
+    told = tmp_path / "told"
+    code = (
+        f"import os, sys; told = open({str(told)!r}, 'w')\n"
+        "print(told.fileno(), sys.stdin, sys.stdout, sys.stderr, sys.__stderr__, file=told, flush=True)\n"
+        "for _ in range(20_000): print('many words')"
+    )
+    seen = []
+    for executable in (sys.executable, warm.executable()):
+        line = f'{executable} -c "$CODE" {streams}'
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env={**os.environ, "CODE": code})
+        seen.append((done.returncode, done.stdout, done.stderr.splitlines()[-1:], told.read_text()))
+    assert seen[0] == seen[1]
+
+
 def test_modules_and_files(tmp_path: Path) -> None:
     """Catches: a module run under its own name, a file whose folder is not on the import path."""
     (tmp_path / "other.py").write_text("WORD = 'hello'")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from rapid_llm.engine.outputs import TextDelta
+from tests import warm
 
 from .support import ROOT, FakeLLM, call, environment, rapid_llm
 
@@ -289,7 +290,7 @@ def test_chat_for_real_through_a_pipe(model_path: Path) -> None:
 @pytest.mark.model
 def test_a_reader_that_goes_away(model_path: Path) -> None:
     """Catches a traceback, or generation that runs on for nobody."""
-    command = [sys.executable, "-m", "rapid_llm.cli", "generate", "Once upon a time", "--model", str(model_path)]
+    command = [warm.executable(), "-m", "rapid_llm.cli", "generate", "Once upon a time", "--model", str(model_path)]
     command += ["--max-tokens", "4000", "--ignore-eos", "--threads", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         assert process.stdout is not None
@@ -304,7 +305,7 @@ def test_a_reader_that_goes_away(model_path: Path) -> None:
 @pytest.mark.model
 def test_ctrl_c_for_real(model_path: Path) -> None:
     """Catches a traceback or a hang when the interrupt arrives inside a step."""
-    command = [sys.executable, "-m", "rapid_llm.cli", "generate", "Once upon a time", "--model", str(model_path)]
+    command = [warm.executable(), "-m", "rapid_llm.cli", "generate", "Once upon a time", "--model", str(model_path)]
     command += ["--max-tokens", "4000", "--ignore-eos", "--threads", "1"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), preexec_fn=heed_interrupts

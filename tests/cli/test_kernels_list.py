@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from rapid_llm.cli import support
 from rapid_llm.platform import has_nvidia
+from tests import warm
 
 from .support import call, environment, rapid_llm
 
@@ -77,7 +77,7 @@ def test_wording(text: str, said: str) -> None:
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(args: str, closed: str) -> None:
     """Catches: a traceback, or a file opened under the number of a stream that nobody has."""
-    command = f"{sys.executable} -m rapid_llm.cli {args} {closed}"
+    command = f"{warm.executable()} -m rapid_llm.cli {args} {closed}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment(), timeout=100)
     assert done.returncode == (2 if args == "nosuch" else 0), done.stderr
     assert "Traceback" not in done.stderr
@@ -86,7 +86,7 @@ def test_closed_streams(args: str, closed: str) -> None:
 
 def test_a_reader_that_leaves() -> None:
     """Catches: a traceback after `| head -1`."""
-    command = f"{sys.executable} -m rapid_llm.cli kernels list | head -1"
+    command = f"{warm.executable()} -m rapid_llm.cli kernels list | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment(), timeout=100)
     assert done.stdout.startswith("row ")
     assert done.stderr == ""

@@ -1,11 +1,11 @@
 """A Python for tests that start it as a process: what runs in it finds torch imported, which would take seconds.
 
 `executable()` takes the place of `sys.executable`. Behind it one process a test session, the template, has imported
-torch and nothing of this package; each start is a fork of it with the arguments, the environment, the folder and the
-standard streams of a process of its own, and ends like one. So no module, record, signal handler or thread of a test
-is found there. What differs from a real start: torch is there before the code begins, the hash seed is the template's,
-and options of the interpreter and variables that it reads at its start have no effect. Tests of those, of what an
-import brings, and of sessions and groups of processes take `sys.executable`.
+torch, some tools and nothing of this package; each start is a fork of it with the arguments, the environment, the
+folder and the standard streams of a process of its own, and ends like one. So no module, record, signal handler or
+thread of a test is found there. What differs from a real start: those packages are there before the code begins, the
+hash seed is the template's, and options of the interpreter and variables that it reads at its start have no effect.
+Tests of those, of what an import brings, and of sessions and groups of processes take `sys.executable`.
 """
 
 from __future__ import annotations

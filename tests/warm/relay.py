@@ -24,11 +24,12 @@ def main() -> None:
         "env": [[os.fsdecode(name), os.fsdecode(value)] for name, value in os.environb.items()],
         "folder": os.getcwd(),
         "umask": _umask(),
+        "streams": [number for number in (0, 1, 2) if _is_open(number)],
     }
     with socket.socket(socket.AF_UNIX) as door:
         door.connect(os.path.join(os.path.dirname(os.path.abspath(__file__)), "door"))
         said = json.dumps(request).encode()
-        socket.send_fds(door, [len(said).to_bytes(8, "big")], [0, 1, 2])
+        socket.send_fds(door, [len(said).to_bytes(8, "big")], request["streams"])
         door.sendall(said)
         answers = door.makefile("rb")
         child = int(answers.readline())
@@ -48,6 +49,15 @@ def main() -> None:
         signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _is_open(number: int) -> bool:
+    """Asked before anything is opened here, which might get the number of a stream that is not there."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _umask() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import io
 import json
 import multiprocessing.process
@@ -20,6 +21,9 @@ import threading
 import types
 from pathlib import Path
 from typing import Any
+
+IMPORTED = ("torch", "pytest", "typer", "pydantic", "rich.console")
+"""What is slow to import, and imported by most processes of the tests; no package that tests hide."""
 
 
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -68,7 +72,9 @@ def become(request: dict[str, Any], streams: list[int], paths: list[str]) -> Non
     """Take on the streams, the environment and the folder that were sent."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, stream in enumerate(streams):
+    for number in (0, 1, 2):
+        os.close(number)
+    for number, stream in zip(request["streams"], streams, strict=True):
         os.dup2(stream, number)
         os.close(stream)
     os.umask(request["umask"])
@@ -77,7 +83,7 @@ def become(request: dict[str, Any], streams: list[int], paths: list[str]) -> Non
     os.environ.clear()
     os.environ.update(dict(request["env"]))
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
-    _open_streams()
+    _open_streams(request["streams"])
     _, first = _kind_and_folder(request["args"])
     sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *paths]
     sys.path_importer_cache.clear()
@@ -113,7 +119,7 @@ def leave(error: BaseException | None) -> None:
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if error.code is not None and not isinstance(error.code, int):
+        if error.code is not None and not isinstance(error.code, int) and sys.stderr is not None:
             print(error.code, file=sys.stderr)
     elif error is not None:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -122,22 +128,34 @@ def leave(error: BaseException | None) -> None:
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
-        except (OSError, ValueError):  # nobody reads, or it is closed
-            status = status or 120
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except OSError as failure:
+            status = 120
+            if stream is sys.stdout and sys.stderr is not None:
+                print(f"Exception ignored in: {stream!r}\n{type(failure).__name__}: {failure}", file=sys.stderr)
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(status & 0xFF)
 
 
-def _open_streams() -> None:
-    """As Python opens its own: whole lines where a terminal is, blocks elsewhere, errors by lines."""
+def _open_streams(numbers: list[int]) -> None:
+    """As Python opens its own: whole lines where a terminal is, blocks elsewhere, errors by lines; None for none."""
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     eager = bool(os.environ.get("PYTHONUNBUFFERED"))
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding, errors)
+    for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"):
+        setattr(sys, name, None)
+    if 0 in numbers:
+        raw = io.FileIO(0, "r", closefd=False)
+        raw.name = "<stdin>"  # type: ignore[misc]
+        sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(raw), encoding, errors)  # type: ignore[misc]
+        sys.stdin.mode = "r"  # type: ignore[misc]
     for number, name in ((1, "stdout"), (2, "stderr")):
+        if number not in numbers:
+            continue
         raw = io.FileIO(number, "w", closefd=False)
+        raw.name = f"<{name}>"  # type: ignore[misc]
         stream = io.TextIOWrapper(
             io.BufferedWriter(raw),
             encoding,
@@ -153,9 +171,9 @@ def _open_streams() -> None:
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     program, paths = sys.argv[2], json.loads(sys.argv[3])
-    import torch
-
-    del torch
+    for name in IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     sys.executable = program
     gc.freeze()
     request, streams = serve(listener)
