@@ -10,13 +10,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from .grammar import Constraint
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TextDelta, TokenLogprobs
 from .params import SamplingParams
+from .penalties import LogitEdits
 from .request import Request
-from .sampler import Choice, request_key
+from .sampler import Choice, RawLogprob, request_key
 from .text.detok import Detokenizer, Vocabulary
 
 BAD_LOGITS = "the model's logits hold NaN, +inf, or nothing but -inf"
+NOTHING_ALLOWED = f"{BAD_LOGITS} among the tokens that the structure allows"
 
 
 class TextVocabulary(Vocabulary, Protocol):
@@ -35,18 +38,23 @@ class _Event(NamedTuple):
 
 
 class _Sample:
-    __slots__ = ("detok", "logprobs", "request")
+    """echo: what the text begins with. fresh: whether a reader of the stream has not seen that yet."""
 
-    def __init__(self, request: Request, detok: Detokenizer) -> None:
+    __slots__ = ("detok", "echo", "fresh", "logprobs", "request")
+
+    def __init__(self, request: Request, detok: Detokenizer, echo: str) -> None:
         self.request = request
         self.detok = detok
+        self.echo = echo
+        self.fresh = True
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
 
 
 class Job:
     """end_ids: the model's own end tokens. key: of the prompt's random numbers; each sample derives its own from it.
 
-    max_len: prompt plus answer. arrival: on the engine's clock. streamed: keep events for `deltas`.
+    max_len: prompt plus answer. arrival: on the engine's clock. streamed: keep events for `deltas`. vocab_size: ids
+    from here on are never sampled. constraint: the beginning of the structure that the answers must have.
     """
 
     def __init__(
@@ -62,6 +70,8 @@ class Job:
         max_len: int,
         arrival: float,
         streamed: bool = False,
+        vocab_size: int,
+        constraint: Constraint | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -69,7 +79,11 @@ class Job:
         self.failure: BaseException | None = None
         self.metrics = RequestMetrics(arrival=arrival, samples=params.n, prompt_tokens=len(prompt_ids))
         self._vocabulary = vocabulary
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None] * len(prompt_ids)
         self._events: deque[_Event] | None = deque() if streamed else None
+        echo = self._echoed(params)
         stop_ids = frozenset(params.stop_ids if params.ignore_eos else (*params.stop_ids, *end_ids))
         self._samples = [
             _Sample(
@@ -82,8 +96,11 @@ class Job:
                     key=request_key(key, index),
                     max_len=max_len,
                     stop_ids=stop_ids,
+                    edits=LogitEdits.of(params, prompt_ids, stop_ids, vocab_size),
+                    constraint=None if constraint is None else constraint.copy(),
                 ),
                 Detokenizer.of(vocabulary, params),
+                echo,
             )
             for index in range(params.n)
         ]
@@ -107,7 +124,7 @@ class Job:
         """Add a sampled token; the request ends here if the token, the text or the length ends it."""
         token = choice.token
         if token < 0:
-            request.finish_reason, request.stop_reason = "error", BAD_LOGITS
+            request.finish_reason, request.stop_reason = "error", _why_nothing(request)
             return
         sample = self._samples[request.index]
         request.append(token)
@@ -117,25 +134,36 @@ class Job:
             text = sample.detok.push(token)
             if sample.detok.stop_reason is not None:
                 request.finish_reason, request.stop_reason = "stop", sample.detok.stop_reason
+            elif request.constraint is not None:
+                self._follow(request, token)
         logprobs = None
         if sample.logprobs is not None and choice.logprobs is not None:
-            logprobs = {
-                found.token: Logprob(found.logprob, found.rank, self._spell(found.token)) for found in choice.logprobs
-            }
+            logprobs = self._named(choice.logprobs)
             sample.logprobs.append(logprobs)
         if self.metrics.first_token is None:
             self.metrics.first_token = time
         self.metrics.output_tokens += 1
-        if self._events is not None:
-            self._events.append(_Event(request.index, token, text, logprobs))
+        self._tell(sample, token, text, logprobs)
+
+    def take_prompt_logprobs(self, start: int, rows: Sequence[Sequence[RawLogprob]]) -> None:
+        """Those of the prompt's tokens `start` (1 or more), `start` + 1, ...; each position's own token is among them.
+
+        Positions may come in any order, and again after a preemption. Raises `IndexError` for one outside the prompt.
+        """
+        if self._prompt_logprobs is None:
+            return
+        if start < 1 or start + len(rows) > len(self._prompt_logprobs):
+            raise IndexError(f"prompt positions {start} to {start + len(rows) - 1} of {len(self._prompt_logprobs)}")
+        for position, row in enumerate(rows, start):
+            self._prompt_logprobs[position] = self._named(row)
 
     def close(self, request: Request, time: float) -> None:
         """The request has ended, for whatever reason: the rest of its text comes out."""
-        rest = self._samples[request.index].detok.finish()
+        sample = self._samples[request.index]
+        rest = sample.detok.finish()
         self.metrics.preemptions += request.preemptions
         self.metrics.cached_tokens += request.cached
-        if self._events is not None:
-            self._events.append(_Event(request.index, None, rest))
+        self._tell(sample, None, rest)
         if self._open == 1:
             self.metrics.finished = time
         self._open -= 1
@@ -170,7 +198,7 @@ class Job:
         outputs = [
             CompletionOutput(
                 index=sample.request.index,
-                text=sample.detok.text,
+                text=sample.echo + sample.detok.text,
                 token_ids=sample.request.ids[sample.request.prompt_len :],
                 logprobs=sample.logprobs,
                 finish_reason=sample.request.finish_reason,
@@ -178,7 +206,44 @@ class Job:
             )
             for sample in self._samples
         ]
-        return RequestOutput(self.request_id, self.prompt, list(self.prompt_ids), outputs, self.metrics)
+        return RequestOutput(
+            self.request_id, self.prompt, list(self.prompt_ids), outputs, self.metrics, self._prompt_logprobs
+        )
+
+    def _echoed(self, params: SamplingParams) -> str:
+        """What the text of each answer begins with."""
+        if not params.echo:
+            return ""
+        if self.prompt is not None:
+            return self.prompt
+        return self._vocabulary.decode(self.prompt_ids, skip_special_tokens=params.skip_special_tokens)
+
+    def _follow(self, request: Request, token: int) -> None:
+        """A structure that is whole ends the request, even where the length does so too: the answer is not cut."""
+        constraint = request.constraint
+        if constraint is None:
+            return
+        constraint.advance(token)
+        if constraint.error is not None:
+            request.finish_reason, request.stop_reason = "error", constraint.error
+        elif constraint.complete:
+            request.finish_reason, request.stop_reason = "stop", None
+
+    def _tell(self, sample: _Sample, token: int | None, text: str, logprobs: TokenLogprobs | None = None) -> None:
+        if self._events is not None:
+            if sample.fresh:
+                text, sample.fresh = sample.echo + text, False
+            self._events.append(_Event(sample.request.index, token, text, logprobs))
+
+    def _named(self, found: Sequence[RawLogprob]) -> TokenLogprobs:
+        return {entry.token: Logprob(entry.logprob, entry.rank, self._spell(entry.token)) for entry in found}
 
     def _spell(self, token: int) -> str:
         return self._vocabulary.decode([token], skip_special_tokens=False)
+
+
+def _why_nothing(request: Request) -> str:
+    """Why no token could be drawn."""
+    if request.constraint is None:
+        return BAD_LOGITS
+    return request.constraint.error or NOTHING_ALLOWED

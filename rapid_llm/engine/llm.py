@@ -19,6 +19,7 @@ from .batch import BatchBuilder
 from .clock import now
 from .core import Engine, EngineError
 from .explain import EngineExplanation
+from .grammar import Constraint, Grammars
 from .job import Job
 from .kv_memory import allocate, bytes_per_token, choose_tokens, free_memory
 from .kv_pool import KVPool
@@ -120,6 +121,7 @@ class LLM:
         # A table with more rows than the tokenizer has ids is padded; the rest must never be sampled.
         self._vocab_size = min(tokenizer.vocab_size, config.vocab_size)
         self._sampler = Sampler(self._vocab_size, device, max_rows)
+        self._grammars = Grammars(tokenizer)
         self._kv = allocate(config, pool.num_pages, decoder.activation_dtype, device)
         self._decoder = decoder
         self._engine = Engine(scheduler, Runner(decoder, self._kv, builder, self._sampler))
@@ -241,6 +243,7 @@ class LLM:
         """Jobs for the prompts, none of them submitted; raises for whatever could not run."""
         check_salt(cache_salt)
         limits = []
+        constraints: list[Constraint | None] = []
         for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
             what = f"prompt {i}" if len(prompts) > 1 else "prompt"
             check_length(what, len(prompt.ids), self.max_model_len)
@@ -250,8 +253,10 @@ class LLM:
                 limit = min(limit, len(prompt.ids) + sampling.max_tokens)
             self._engine.scheduler.check_fits(limit - 1)  # the last token of an answer is never computed
             limits.append(limit)
+            structure = sampling.structure
+            constraints.append(None if structure is None else self._grammars.start(structure))
         jobs = []
-        for prompt, sampling, limit in zip(prompts, params, limits, strict=True):
+        for prompt, sampling, limit, constraint in zip(prompts, params, limits, constraints, strict=True):
             serial = next(self._serial)
             own = (self.options.seed, serial + 1) if sampling.seed is None else (sampling.seed,)
             jobs.append(
@@ -266,6 +271,8 @@ class LLM:
                     max_len=limit,
                     arrival=now(),
                     streamed=streamed,
+                    vocab_size=self._vocab_size,
+                    constraint=constraint,
                 )
             )
             for request in jobs[-1].requests:

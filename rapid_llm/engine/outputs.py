@@ -56,7 +56,8 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer. token_ids: all that were sampled, the one that ended it included; text leaves that one out.
+    """One answer. token_ids: all that were sampled, the one that ended it included; text leaves that one out, and with
+    `echo` begins with the prompt's.
 
     finish_reason: None while it runs; `stop`, `length`, `abort`, `error`. stop_reason: the stop string or the stop
     token's id; None for the model's own end of text; the text of an error. logprobs: one entry per token if asked
@@ -73,13 +74,17 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt's answers, `outputs[i]` being sample i of `n`. prompt: the text given, None if ids were given."""
+    """A prompt's answers, `outputs[i]` being sample i of `n`. prompt: the text given, None if ids were given.
+
+    prompt_logprobs: if asked for, one entry per token of the prompt, the first of them None: nothing comes before it.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     metrics: RequestMetrics | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def finished(self) -> bool:

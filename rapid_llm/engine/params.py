@@ -1,16 +1,21 @@
 """How one request is to be sampled: `SamplingParams`, the only place where its fields are checked.
 
 The Python API and every server build their requests from this class, so a value is accepted, refused or normalised in
-the same way whichever door it came through, and its defaults exist once. A field that the engine does not carry out yet
-is refused when it is set to anything but its neutral value: it is never accepted and ignored.
+the same way whichever door it came through, and its defaults exist once. No field is accepted and ignored. What the
+fields mean together, and in which order they apply, is written in docs/sampling.md.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
 from typing import Any, Final, cast
+
+from .checks import INT32_MAX, INT64_MAX, ParameterError, biases, flag, integer, number, strings, token_ids
+from .structured import StructuredOutput
+
+__all__ = ["ParameterError", "SamplingParams", "StructuredOutput"]
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this are greedy: dividing fp32 logits by them would only overflow."""
@@ -18,27 +23,11 @@ GREEDY_BELOW: Final = 1e-5
 MAX_TEMPERATURE: Final = 100.0
 MAX_N: Final = 128
 MAX_LOGPROBS: Final = 20
-INT32_MAX: Final = 2**31 - 1
-INT64_MAX: Final = 2**63 - 1
+MAX_BIASES: Final = 1024
+MAX_BIAS: Final = 100.0
 
-_NOT_YET: Final = (
-    "prompt_logprobs",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-)
-"""Fields that are part of the interface but that this version's engine does not carry out."""
-
-
-class ParameterError(ValueError):
-    """A sampling parameter that is not accepted. `field` is its name; the text holds the value and what is accepted."""
-
-    def __init__(self, field: str, value: object, accepted: str) -> None:
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        super().__init__(f"{field}={shown} is not accepted; use {accepted}")
-        self.field = field
+_OTHER_NAMES: Final = {"max_completion_tokens": "max_tokens"}
+"""Names under which requests may bring a field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +47,16 @@ class SamplingParams:
     ignore_eos: the model's own end tokens do not end the sequence.
     seed: makes this request's draws repeatable whatever else runs beside it; None draws from the engine's generator.
     logprobs: report the log-probabilities of the k most probable tokens and of the chosen one, 0 to 20, of the raw
-        distribution (before temperature and truncation); None reports nothing.
+        distribution (before penalties, masks, temperature and truncation); None reports nothing.
+    prompt_logprobs: the same of each token of the prompt but the first, in `RequestOutput.prompt_logprobs`.
+    repetition_penalty: divides the positive logits of tokens in the prompt or the output, and multiplies the others,
+        0.01 to 100; 1 is off.
+    presence_penalty: taken from the logits of tokens in the output, -2 to 2; 0 is off.
+    frequency_penalty: the same for each time that the token is in the output, -2 to 2; 0 is off.
+    logit_bias: added to the logits of tokens, by id, -100 to 100 each, at most 1024. Held as a tuple of pairs.
     skip_special_tokens: leave control tokens such as `<|im_end|>` out of the text.
-    prompt_logprobs, repetition_penalty, presence_penalty, frequency_penalty, logit_bias: not carried out in this
-        version; only their neutral values are accepted.
+    structured: what the answer must look like, as a `StructuredOutput` or a mapping of its fields.
+    echo: the text begins with the prompt's. Token ids and log-probabilities remain those of the answer.
 
     Raises `ParameterError` (a `ValueError`) naming the field, the value and what is accepted.
     """
@@ -83,8 +78,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = None
     skip_special_tokens: bool = True
+    structured: StructuredOutput | Mapping[str, Any] | None = None
+    echo: bool = False
 
     def __post_init__(self) -> None:
         self._int("n", 1, MAX_N)
@@ -96,14 +93,44 @@ class SamplingParams:
         self._int("min_tokens", 0, INT32_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
-        self._set("stop", _stop_strings(self.stop))
-        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise ParameterError(name, getattr(self, name), "True or False")
+        self._set("stop", () if self.stop is None else strings("stop", self.stop))
+        self._set("stop_token_ids", () if self.stop_token_ids is None else self._ids())
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "echo"):
+            flag(name, getattr(self, name))
         self._int("seed", -INT64_MAX - 1, INT64_MAX, "None means unseeded", optional=True)
         self._int("logprobs", 0, MAX_LOGPROBS, "None means none", optional=True)
-        self._check_not_yet()
+        self._int("prompt_logprobs", 0, MAX_LOGPROBS, "None means none", optional=True)
+        self._float("repetition_penalty", 0.01, 100.0, "1 is off")
+        self._float("presence_penalty", -2.0, 2.0, "0 is off")
+        self._float("frequency_penalty", -2.0, 2.0, "0 is off")
+        given = () if self.logit_bias is None else self.logit_bias
+        self._set("logit_bias", biases("logit_bias", given, MAX_BIASES, -MAX_BIAS, MAX_BIAS))
+        if self.structured is not None:
+            self._set("structured", StructuredOutput.of(self.structured))
+            if self.ignore_eos:
+                raise ParameterError("ignore_eos", True, "False with structured, whose end is the end of the answer")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> SamplingParams:
+        """Parameters from a request's fields by name; None is the same as absent.
+
+        `max_completion_tokens` is another name of `max_tokens`. Raises `ParameterError` for a name that is none, with
+        the nearest that is one, and for two names of a field with different values.
+        """
+        known = {f.name for f in fields(cls)}
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            field = _OTHER_NAMES.get(name, name)
+            if field not in known:
+                near = difflib.get_close_matches(str(name), [*known, *_OTHER_NAMES], n=1)
+                hint = f"{near[0]}" if near else f"one of {', '.join(sorted(known))}"
+                raise ParameterError(str(name), value, f"a parameter that exists: {hint}")
+            if value is None:
+                continue
+            if field in found and found[field] != value:
+                raise ParameterError(name, value, f"the same value as {field}, or only one of them")
+            found[field] = value
+        return cls(**found)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -116,82 +143,38 @@ class SamplingParams:
         return cast(tuple[int, ...], self.stop_token_ids)
 
     @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as it is held after the check: (token id, bias), by id."""
+        return cast(tuple[tuple[int, float], ...], self.logit_bias)
+
+    @property
+    def structure(self) -> StructuredOutput | None:
+        """`structured` as it is held after the check."""
+        return cast(StructuredOutput | None, self.structured)
+
+    @property
     def greedy(self) -> bool:
         """Whether the most probable token is always taken, so that no random number is drawn."""
         return self.temperature < GREEDY_BELOW or self.top_p == 0.0
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise `ParameterError` where a token id lies outside a vocabulary of `vocab_size` tokens."""
-        for token in self.stop_ids:
-            if token >= vocab_size:
-                raise ParameterError("stop_token_ids", token, f"token ids from 0 to {vocab_size - 1}")
+        named = (("stop_token_ids", self.stop_ids), ("logit_bias", [token for token, _ in self.biases]))
+        for field, tokens in named:
+            for token in tokens:
+                if token >= vocab_size:
+                    raise ParameterError(field, token, f"token ids from 0 to {vocab_size - 1}")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def _ids(self) -> tuple[int, ...]:
+        return token_ids("stop_token_ids", self.stop_token_ids)
+
     def _int(self, name: str, low: int, high: int, note: str = "", *, optional: bool = False) -> None:
         value: Any = getattr(self, name)
-        if value is None and optional:
-            return
-        # bool is an int to Python: True as a count is a mistake of the caller's, not a 1
-        is_int = isinstance(value, Integral) and not isinstance(value, bool)
-        if not is_int or not low <= value <= high:
-            raise ParameterError(name, value, _range("an integer", low, high, note))
-        self._set(name, int(value))
+        if not (value is None and optional):
+            self._set(name, integer(name, value, low, high, note))
 
     def _float(self, name: str, low: float, high: float, note: str = "") -> None:
-        value: Any = getattr(self, name)
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        # written so that NaN, which fails every comparison, is refused
-        if not is_number or not low <= value <= high:
-            raise ParameterError(name, value, _range("a finite number", low, high, note))
-        self._set(name, float(value))
-
-    def _check_not_yet(self) -> None:
-        neutral = {f.name: f.default for f in fields(self)}
-        for name in _NOT_YET:
-            value, default = getattr(self, name), neutral[name]
-            if default is None:
-                is_neutral = value is None or (isinstance(value, Mapping) and not value)
-            else:
-                is_neutral = not isinstance(value, bool) and isinstance(value, Real) and value == default
-            if not is_neutral:
-                raise ParameterError(name, value, f"{default}: this version's engine does not carry out {name}")
-            self._set(name, default)
-
-
-def _range(kind: str, low: float, high: float, note: str) -> str:
-    shown = [str(int(bound)) if bound == int(bound) else str(bound) for bound in (low, high)]
-    return f"{kind} from {shown[0]} to {shown[1]}" + (f" ({note})" if note else "")
-
-
-def _stop_strings(value: Any) -> tuple[str, ...]:
-    accepted = "a non-empty string or a list of them"
-    if value is None:
-        return ()
-    strings = (value,) if isinstance(value, str) else _tuple("stop", value, accepted)
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise ParameterError("stop", value, accepted)
-        if not string.isascii() and any("\ud800" <= c <= "\udfff" for c in string):
-            raise ParameterError("stop", value, "text without lone surrogates, which no model output contains")
-    return tuple(dict.fromkeys(strings))
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    accepted = f"a list of token ids, integers from 0 to {INT32_MAX}"
-    if value is None:
-        return ()
-    ids = _tuple("stop_token_ids", value, accepted)
-    for token in ids:
-        is_id = isinstance(token, Integral) and not isinstance(token, bool)
-        if not is_id or not 0 <= token <= INT32_MAX:
-            raise ParameterError("stop_token_ids", value, accepted)
-    return tuple(dict.fromkeys(int(token) for token in ids))
-
-
-def _tuple(name: str, value: Any, accepted: str) -> tuple[Any, ...]:
-    """`value` as a tuple; a mapping, a number or bytes is not a list, however iterable it may be."""
-    if isinstance(value, Mapping | bytes | bytearray | str) or not isinstance(value, Iterable):
-        raise ParameterError(name, value, accepted)
-    return tuple(value)
+        self._set(name, number(name, getattr(self, name), low, high, note))

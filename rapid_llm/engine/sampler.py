@@ -15,6 +15,8 @@ from torch import Tensor
 
 from rapid_llm.kernels import Selected, dispatch
 
+from .masks import TokenMasks
+from .penalties import LogitEditor
 from .request import Request
 
 _MASK64 = (1 << 64) - 1
@@ -69,13 +71,15 @@ class Sampler:
         self._real = torch.zeros(4, max_rows, dtype=torch.float32, pin_memory=pin)
         self._top_k = torch.zeros(max_rows, dtype=torch.int32, pin_memory=pin)
         self._real_np, self._top_k_np = self._real.numpy(), self._top_k.numpy()
+        self._edit = LogitEditor(device)
+        self._mask = TokenMasks(device, max_rows)
 
     def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[Choice]:
         """One choice per row; logits: (len(requests), at least vocab_size), which are this call's to change."""
         logits = logits[:, : self.vocab_size]
         wanted = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
         logprobs = torch.log_softmax(logits[wanted].float(), dim=-1) if wanted else None
-        self._mask_early_stops(logits, requests)
+        self._shape(logits, requests)
         tokens: list[int] = self._draw(logits, requests).tolist()
         if logprobs is None:
             return [Choice(token) for token in tokens]
@@ -135,10 +139,19 @@ class Sampler:
             return handle
         return lambda *args: observer.call("sample", handle.spec.name, handle, args, {})
 
-    def _mask_early_stops(self, logits: Tensor, requests: Sequence[Request]) -> None:
+    def _shape(self, logits: Tensor, requests: Sequence[Request]) -> None:
+        """Penalties, biases, early stops, then structure; nothing at all where no request asks for any."""
+        edited, constrained = [], []
         for i, request in enumerate(requests):
-            if request.output_len < request.params.min_tokens and request.stop_ids:
-                logits[i, list(request.stop_ids)] = -torch.inf
+            if request.edits is not None:
+                request.edits.count(request.ids)
+                edited.append((i, request.edits))
+            if request.constraint is not None:
+                constrained.append((i, request.constraint))
+        if edited:
+            self._edit(logits, edited)
+        if constrained:
+            self._mask(logits, constrained)
 
     def _report(
         self, logprobs: Tensor, rows: list[int], requests: Sequence[Request], tokens: list[int]

@@ -10,6 +10,7 @@ import torch
 
 from rapid_llm import SamplingParams
 from rapid_llm.engine.job import BAD_LOGITS
+from rapid_llm.engine.penalties import LogitEdits
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.sampler import Sampler, mix, request_key, uniform
 
@@ -41,7 +42,9 @@ def test_uniforms_are_uniform_and_unrelated() -> None:
 
 
 def request(params: SamplingParams, key: int = 1, output: Sequence[int] = ()) -> Request:
-    return Request("r", 0, 1, [0, *output], params, key=key, max_len=100, stop_ids=frozenset(params.stop_ids))
+    stops = frozenset(params.stop_ids)
+    edits = LogitEdits.of(params, [0], stops, 2**20)
+    return Request("r", 0, 1, [0, *output], params, key=key, max_len=100, stop_ids=stops, edits=edits)
 
 
 def test_draws_follow_the_distribution() -> None:
