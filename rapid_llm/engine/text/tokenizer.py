@@ -1,8 +1,8 @@
-"""Text to token ids and back, from the vocabulary inside a GGUF file.
+"""Text to token ids and back, from the vocabulary of a model's file or folder.
 
-Control tokens (`<|im_end|>` and its kind) are cut out of the text here, before the byte-pair encoder sees it, and the
-encoder is built without them. So whether text may become a control token is decided at one place, and text that must
-not (the content of a chat message) cannot become one by any route.
+Control tokens (`<|im_end|>` and its kind) are cut out of the text here, before the encoder sees it, and the encoder is
+built without them. So whether text may become a control token is decided at one place, and text that must not (the
+content of a chat message) cannot become one by any route.
 
 Tokens are bytes: one token may hold half a character. Whoever turns ids into text one by one uses `detok`.
 """
@@ -11,80 +11,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from rapid_llm.models.errors import MetadataError, ModelError
+from rapid_llm.models.errors import ModelError
 
-NORMAL: Final = 1
-UNKNOWN: Final = 2
-CONTROL: Final = 3
-USER_DEFINED: Final = 4
+BYTE_LEVEL: Final = "bytes"
+"""Spelling of GPT-2's kind: each character of a token's text stands for a byte."""
+
+SPACES: Final = "spaces"
+"""Spelling of SentencePiece's kind: plain text, U+2581 for a space, `<0x0A>` for a byte."""
+
+_WHITE: Final = re.compile(r"\s+")
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class UnsupportedTokenizerError(ModelError):
-    """The file's tokenizer is of a kind that is not read; the text names the metadata key and the known values."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    """How text is cut into words before merges apply, and what comes with it.
-
-    split: pattern of words; None is GPT-2's own. digits: every digit (Unicode N) is a word. ignore_merges: a word that
-    is a token as a whole is that token. add_bos: whether a prompt starts with BOS where the file does not say. nfc: the
-    text is brought into Unicode's NFC form first.
-    """
-
-    split: str | None = None
-    digits: bool = False
-    ignore_merges: bool = False
-    add_bos: bool = False
-    nfc: bool = False
-
-    def build(self) -> Any:
-        """The `tokenizers` object."""
-        steps: list[Any] = []
-        if self.digits:
-            steps.append(pre_tokenizers.Digits(individual_digits=True))
-        if self.split is not None:
-            steps.append(pre_tokenizers.Split(tokenizers.Regex(self.split), behavior="isolated"))
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.split is None))
-        return pre_tokenizers.Sequence(steps)
-
-
-def _words(digits: str) -> str:
-    """The pattern that Llama 3 and Qwen 2 share but for the number of digits in a word."""
-    return (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-        + digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-
-
-_GPT2 = PreTokenizer()
-_SINGLE_DIGITS = PreTokenizer(digits=True)
-_LLAMA3 = PreTokenizer(split=_words(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
-_QWEN2 = PreTokenizer(split=_words(r"\p{N}"), nfc=True)
-
-PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = MappingProxyType(
-    {
-        "gpt-2": _GPT2,
-        "smollm": _SINGLE_DIGITS,
-        "starcoder": _SINGLE_DIGITS,
-        "refact": _SINGLE_DIGITS,
-        "command-r": _SINGLE_DIGITS,
-        "llama-bpe": _LLAMA3,
-        "qwen2": _QWEN2,
-        "deepseek-r1-qwen": _QWEN2,
-    }
-)
-"""`tokenizer.ggml.pre` -> recipe. A name that is missing is an error: a wrong guess gives wrong ids in silence."""
+    """The tokenizer is of a kind that is not read; the text names the key and the known values."""
 
 
 def _byte_symbols() -> dict[str, int]:
@@ -112,11 +60,13 @@ def require_text(text: object, what: str = "text") -> str:
 
 
 class Tokenizer:
-    """A byte-level BPE tokenizer.
+    """A byte-pair tokenizer, of GPT-2's kind or SentencePiece's.
 
-    tokens: the text of every id as the file holds it. control: ids of control tokens (never made from ordinary text,
-    not shown in output). bos_id, eos_id: None where the file names none. end_ids: ids that end an answer (EOS, end of
-    turn, end of message). add_bos: a prompt starts with BOS. chat_template: Jinja source, or None.
+    backend: encodes plain text, and knows no control token. tokens: the text of every id as the file holds it. control:
+    ids of control tokens (never made from ordinary text, not shown in output). bos_id, eos_id: None where the file
+    names none. end_ids: ids that end an answer (EOS, end of turn, end of message). add_bos: a prompt starts with BOS.
+    chat_template: Jinja source, or None. spelling: `BYTE_LEVEL` or `SPACES`. strips: control tokens that swallow the
+    white space (before, behind) them. later: encodes text behind a control token, where that differs from the first.
 
     Bytes that the vocabulary has no token for (a few control characters, in SmolLM2's) leave no id, as in the
     implementation that the model was trained with.
@@ -133,8 +83,12 @@ class Tokenizer:
         end_ids: Iterable[int] = (),
         add_bos: bool = False,
         chat_template: str | None = None,
+        spelling: str = BYTE_LEVEL,
+        strips: Mapping[int, tuple[bool, bool]] = MappingProxyType({}),
+        later: tokenizers.Tokenizer | None = None,
     ) -> None:
         self._backend = backend
+        self._later = backend if later is None else later
         self.tokens = tokens
         self.control = frozenset(control)
         self.bos_id = bos_id
@@ -142,34 +96,27 @@ class Tokenizer:
         self.end_ids = frozenset(end_ids)
         self.add_bos = add_bos
         self.chat_template = chat_template
+        self.spelling = spelling
+        self._strips = strips
         self._bytes: dict[int, bytes] = {}
         self._control_ids = {tokens[i]: i for i in sorted(self.control)}
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """Build from a GGUF file's metadata (key -> value). Raises `MetadataError` or `UnsupportedTokenizerError`."""
-        pre = _recipe(metadata)
-        tokens, kinds = _vocabulary(metadata)
-        control = [i for i, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN)]
-        special = frozenset(control)
-        vocab = {token: i for i, token in enumerate(tokens) if i not in special}
-        backend = tokenizers.Tokenizer(_bpe(vocab, metadata, pre))
-        backend.pre_tokenizer = pre.build()
-        if pre.nfc:
-            backend.normalizer = normalizers.NFC()
-        defined = [AddedToken(tokens[i], normalized=False) for i, kind in enumerate(kinds) if kind == USER_DEFINED]
-        backend.add_tokens(defined)
-        ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom")}
-        return cls(
-            backend,
-            tokens,
-            control,
-            bos_id=ids["bos"],
-            eos_id=ids["eos"],
-            end_ids=[i for i in (ids["eos"], ids["eot"], ids["eom"]) if i is not None],
-            add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", pre.add_bos)),
-            chat_template=metadata.get("tokenizer.chat_template"),
-        )
+        from .gguf_vocab import build
+
+        return build(metadata)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Build from a folder's `tokenizer.json` and the files beside it.
+
+        Raises `MetadataError` or `UnsupportedTokenizerError`, with the file and the key.
+        """
+        from .folder_vocab import build
+
+        return build(folder)
 
     @property
     def vocab_size(self) -> int:
@@ -198,11 +145,14 @@ class Tokenizer:
         """
         require_text(text, "prompt")
         ids: list[int] = []
+        backend = self._backend
         for part in self._parts(text, parse_special, mark):
             if isinstance(part, int):
                 ids.append(part)
+                backend = self._later
             elif part:
-                ids += self._backend.encode(part, add_special_tokens=False).ids
+                ids += backend.encode(part, add_special_tokens=False).ids
+                backend = self._later
         add_bos = self.add_bos if add_bos is None else add_bos
         if add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
@@ -214,9 +164,13 @@ class Tokenizer:
         if parse_special and self.control_texts:
             allowed = f"(?<!{re.escape(mark)})" if mark else ""
             for match in re.finditer(f"{allowed}(?:{self._control_pattern})", text):  # compiled once: `re` caches
-                yield _without(text[start : match.start()], mark)
-                yield self._control_ids[match[0]]
+                token, plain = self._control_ids[match[0]], text[start : match.start()]
+                before, behind = self._strips.get(token, (False, False))
+                yield _without(plain.rstrip() if before else plain, mark)
+                yield token
                 start = match.end()
+                if behind and (spaces := _WHITE.match(text, start)):
+                    start = spaces.end()
         yield _without(text[start:], mark)
 
     def check_ids(self, ids: Iterable[int], what: str = "prompt") -> list[int]:
@@ -246,71 +200,25 @@ class Tokenizer:
 
     def _spell(self, token_id: int) -> bytes:
         token = self.tokens[token_id]
-        if token_id not in self.control:
-            try:
-                return bytes(map(_BYTE_OF.__getitem__, token))
-            except KeyError:  # a token that was added as plain text, outside the byte alphabet
-                pass
-        return token.encode()
+        if token_id in self.control:
+            return token.encode()
+        if self.spelling == SPACES:
+            if match := _BYTE_TOKEN.fullmatch(token):
+                return bytes.fromhex(match[1])
+            return token.replace("\u2581", " ").encode()
+        try:
+            return bytes(map(_BYTE_OF.__getitem__, token))
+        except KeyError:  # a token that was added as plain text, outside the byte alphabet
+            return token.encode()
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`, all at once. Bytes that are not UTF-8 become U+FFFD; control tokens can be left out."""
+        """Text of `ids`, all at once. Bytes that are not UTF-8 become U+FFFD; control tokens can be left out.
+
+        It is the text that continues another: the space that SentencePiece puts before a whole text stays.
+        """
         shown = (i for i in self.check_ids(ids, "ids") if not (skip_special_tokens and i in self.control))
         return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
 
 
 def _without(text: str, mark: str) -> str:
     return text.replace(mark, "") if mark else text
-
-
-def _recipe(metadata: Mapping[str, Any]) -> PreTokenizer:
-    model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise UnsupportedTokenizerError(
-            f"tokenizer.ggml.model={model!r} is not supported; known: 'gpt2' (byte-level BPE)"
-        )
-    name = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        raise UnsupportedTokenizerError(
-            f"tokenizer.ggml.pre={name!r} is not supported; known: {', '.join(PRE_TOKENIZERS)}. A file without it was "
-            "made by an old converter: convert the model again"
-        )
-    return PRE_TOKENIZERS[name]
-
-
-def _vocabulary(metadata: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[int]]:
-    tokens, kinds = _array(metadata, "tokens"), _array(metadata, "token_type")
-    if len(tokens) != len(kinds):
-        raise MetadataError(f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
-    if len(set(tokens)) != len(tokens):
-        seen: set[str] = set()
-        twice = next(t for t in tokens if t in seen or seen.add(t))  # type: ignore[func-returns-value]
-        raise MetadataError(f"tokenizer.ggml.tokens holds {twice!r} more than once")
-    return tokens, kinds
-
-
-def _array(metadata: Mapping[str, Any], name: str) -> Sequence[Any]:
-    key = f"tokenizer.ggml.{name}"
-    value = metadata.get(key)
-    if value is None or len(value) == 0:
-        raise MetadataError(f"{key} is missing or empty; the file holds no usable vocabulary")
-    return tuple(value)
-
-
-def _bpe(vocab: dict[str, int], metadata: Mapping[str, Any], pre: PreTokenizer) -> Any:
-    merges = [tuple(pair.split(" ", 1)) for pair in _array(metadata, "merges")]
-    wrong = next((pair for pair in merges if len(pair) != 2), None)
-    if wrong is not None:
-        raise MetadataError(f"tokenizer.ggml.merges holds {wrong[0]!r}, which is not two tokens with a space between")
-    try:
-        return models.BPE(vocab, merges, ignore_merges=pre.ignore_merges)
-    except Exception as error:  # the library raises bare Exception
-        raise MetadataError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
-
-
-def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    value = metadata.get(key)
-    if value is not None and not 0 <= value < count:
-        raise MetadataError(f"{key}={value} is outside the vocabulary of {count} tokens")
-    return value

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from rapid_llm.engine.text.tokenizer import PRE_TOKENIZERS, Tokenizer, UnsupportedTokenizerError
+from rapid_llm.engine.text.pretokenizers import PRE_TOKENIZERS
+from rapid_llm.engine.text.tokenizer import Tokenizer, UnsupportedTokenizerError
 from rapid_llm.models.errors import MetadataError
 from rapid_llm.models.gguf import GGUFFile
 
@@ -219,7 +220,7 @@ def test_normal_form_where_the_family_has_one() -> None:
     [
         ({"ggml_pre": "future-bpe"}, UnsupportedTokenizerError, "tokenizer.ggml.pre='future-bpe' .* known: gpt-2"),
         ({"ggml_pre": None}, UnsupportedTokenizerError, "tokenizer.ggml.pre=None"),
-        ({"ggml_model": "llama"}, UnsupportedTokenizerError, "tokenizer.ggml.model='llama'"),
+        ({"ggml_model": "bert"}, UnsupportedTokenizerError, "tokenizer.ggml.model='bert'.*known: 'gpt2'"),
         ({"ggml_tokens": None}, MetadataError, "tokenizer.ggml.tokens is missing"),
         ({"ggml_token_type": [3]}, MetadataError, "1 entries for 263 tokens"),
         ({"ggml_merges": ["hi"]}, MetadataError, "'hi', which is not two tokens"),
