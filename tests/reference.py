@@ -186,11 +186,14 @@ def _rope_kvcache_write(
     return turned_query, turned_key, *caches
 
 
-def _attend(query: Array, keys: list[Array], values: list[Array], scale: float) -> Array:
+def _attend(query: Array, keys: list[Array], values: list[Array], scale: float, softcap: float = 0.0) -> Array:
     """One query token (heads, dim) by a softmax that runs over the keys one at a time."""
     heads, dim = query.shape
     result = np.zeros((heads, dim))
     group = heads // keys[0].shape[0] if keys else 1
+                if softcap and not math.isnan(score):  # c tanh(s / c) = c (1 - e) / (1 + e) with e = exp(-2 |s| / c)
+                    rest = -math.expm1(-2 * abs(score) / softcap)
+                    score = math.copysign(softcap * rest / (2 - rest), score)
     with np.errstate(all="ignore"):
         for head in range(heads):
             top, total, acc = -math.inf, 0.0, np.zeros(dim)
@@ -208,6 +211,8 @@ def _attend(query: Array, keys: list[Array], values: list[Array], scale: float) 
 def _attention_prefill(
     query: Tensor,
     k_cache: Tensor,
+    window: int = 0,
+    softcap: float = 0.0,
     v_cache: Tensor,
     cu_seqlens_q: Tensor,
     seq_lens: Tensor,
@@ -222,15 +227,23 @@ def _attention_prefill(
         keys, values = [_np(k_cache[r]) for r in rows], [_np(v_cache[r]) for r in rows]
         for token in range(begin, end):
             seen = max(length - (end - token) + 1, 0)
-            result[token] = _attend(q[token], keys[:seen], values[:seen], scale)
+            first = max(seen - window, 0) if window else 0
+            result[token] = _attend(q[token], keys[first:seen], values[first:seen], scale, softcap)
     return result
 
 
 def _attention_decode(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, seq_lens: Tensor, block_table: Tensor, scale: float
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Array:
     starts = torch.arange(query.shape[0] + 1)
-    return _attention_prefill(query, k_cache, v_cache, starts, seq_lens, block_table, scale)
+    return _attention_prefill(query, k_cache, v_cache, starts, seq_lens, block_table, scale, window, softcap)
 
 
 def _attention_mla_decode(

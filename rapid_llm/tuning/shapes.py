@@ -154,12 +154,15 @@ def of_trace(path: Path) -> list[Call]:
 
 
 def of_keys(keys: Iterable[Mapping[str, Any]]) -> list[Call]:
-    """The calls that keys of decisions (`Facts.as_json`) speak of, once each; keys without all dimensions are none."""
+    """The calls that keys of decisions (`Facts.as_json`) speak of, once each; keys without all dimensions are none, nor
+    are those with unusual ones, of which no times are kept."""
     found: dict[str, Call] = {}
     for key in keys:
         op = registry.get_op(key["op"])
         names = timing_records.dims_of(op)
         dims = {name: int(key["dims"][name]) for name in names if name in key["dims"]}
+        if any(key["dims"].get(name, values[0]) not in values for name, values in op.usual.items()):
+            continue
         if len(dims) == len(names) and all(dims.values() or [0]) and key["dtype"]:
             call = Call(op.id, key["dtype"], key["scheme"], dims, _left_open(op.id, key["dims"]))
             found.setdefault(str(call), call)

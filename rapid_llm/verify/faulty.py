@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.registry import get_op
-from rapid_llm.verify import faulty_layout, plain, plain_deepseek
+from rapid_llm.verify import faulty_layout, plain, plain_deepseek, plain_paged
 from rapid_llm.verify.ulp import FORMATS, round_to, truncate_to
 
 Fn = Callable[..., Any]
@@ -319,32 +319,6 @@ _OWN: Final[dict[str, tuple[tuple[str, str, str | None], ...]]] = {
             *("pairing fixed", "page size fixed", "keys and values swapped"),
         )
     ),
-    "attention.decode": tuple(
-        (fault, dtype, None)
-        for fault, dtype in (
-            ("no keys unhandled", "fp32"),
-            ("sees one more", "bf16"),
-            ("sees one less", "bf16"),
-            ("sees whole pages", "fp32"),
-            ("block table ignored", "fp16"),
-            ("heads interleaved", "bf16"),
-            ("scale ignored", "bf16"),
-            ("maximum not taken off", "fp32"),
-            ("scores in fp16", "fp32"),
-            ("weights through bf16", "fp32"),
-        )
-    ),
-    "attention.prefill": tuple(
-        (fault, dtype, None)
-        for fault, dtype in (
-            ("no keys unhandled", "fp32"),
-            ("not causal", "bf16"),
-            ("prefix forgotten", "bf16"),
-            ("sees one less", "fp16"),
-            ("heads interleaved", "fp32"),
-            ("weights through bf16", "fp32"),
-        )
-    ),
     "sample": tuple(
         (fault, "fp32", None)
         for fault in (
@@ -354,6 +328,8 @@ _OWN: Final[dict[str, tuple[tuple[str, str, str | None], ...]]] = {
         )
     ),
 }
+
+_FAULTS: Final = {**_OWN, **plain_deepseek.FAULTS, **plain_paged.FAULTS}
 
 _GENERAL: Final = (
     *(("scale", fault, "fp32") for fault in WRAPPERS if fault != "result in fp32"),
@@ -374,7 +350,7 @@ _GENERAL: Final = (
 def plain_row(op_id: str) -> Fn:
     """The right plain row of an op; an op with a module of its own here has it there, as `<function>_plain`."""
     name = op_id.replace(".", "_")
-    for module in (plain, plain_deepseek):
+    for module in (plain, plain_deepseek, plain_paged):
         if hasattr(module, name):
             return getattr(module, name)  # type: ignore[no-any-return]
     row: Fn = getattr(importlib.import_module(f"rapid_llm.verify.{name}"), f"{name}_plain")
@@ -383,7 +359,7 @@ def plain_row(op_id: str) -> Fn:
 
 def own(op_id: str) -> list[FaultyRow]:
     """The wrong rows that are of one op alone, or of rows that its cases must have."""
-    faults = {**_OWN, **plain_deepseek.FAULTS}.get(op_id, ())
+    faults = _FAULTS.get(op_id, ())
     rows = [FaultyRow(op_id, f, functools.partial(plain_row(op_id), fault=f), d, s) for f, d, s in faults]
     for fault in faulty_layout.FAULTS.get(op_id, ()):
         rows.append(FaultyRow(op_id, fault, faulty_layout.wrapped(get_op(op_id), fault, plain_row(op_id)), "bf16"))
@@ -397,4 +373,4 @@ def battery() -> list[FaultyRow]:
     for op, dtype in (("scale", "bf16"), ("scale", "fp16"), ("rmsnorm", "bf16"), ("attention.decode", "bf16")):
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
         rows.append(FaultyRow(op, "truncates", truncating(plain_row(op), op, kind), dtype))
-    return [*rows, *(row for op in {**_OWN, **plain_deepseek.FAULTS} for row in own(op))]
+    return [*rows, *(row for op in _FAULTS for row in own(op))]

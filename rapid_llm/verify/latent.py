@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rapid_llm.verify.bounds import _attend as attend_error
-from rapid_llm.verify.bounds import _probs as probs_unit
+from rapid_llm.verify.bounds_paged import attend as attend_error
+from rapid_llm.verify.bounds_paged import rounded as probs_unit
 from rapid_llm.verify.oracles import _reference, gather_keys
 from rapid_llm.verify.rounding import finish
 from rapid_llm.verify.work import Work, unique_bytes
@@ -31,7 +31,7 @@ def attention_mla_decode(
 def attention_mla_decode_bound(
     args: dict[str, Any], expected: Tensor, roundings: tuple[str, ...] = ()
 ) -> tuple[Tensor, ...]:
-    """As attention.decode with one head of keys and values, see `bounds._attend`."""
+    """As attention.decode with one head of keys and values, see `bounds_paged.attend`."""
     slack = torch.zeros_like(expected)
     value_dim = expected.shape[2]
     for i, length in enumerate(args["seq_lens"].tolist()):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, load_target, rows
-from rapid_llm.verify import faulty, faulty_in_place, faulty_layout
+from rapid_llm.verify import faulty, faulty_in_place, faulty_layout, plain_paged
 from rapid_llm.verify.cases.build import torch_dtype
 from rapid_llm.verify.conformance import variants
 from rapid_llm.verify.faulty import FaultyRow
@@ -27,6 +27,7 @@ _CRITICAL: Final = frozenset(
         *("input strides ignored", "out strides ignored", "NaN swallowed", "truncates"),
         *(faulty_layout.SPACED, faulty_layout.OTHER_SPACED),
         *("sees one more", "sees one less", "not causal", "one too far", "position off by one"),
+        *("window ignored", "window one wider", "window one narrower", "softcap ignored", "softcap before scale"),
         *("eps constant", "eps ignored", "eps outside", "scale ignored", "temperature ignored", "0.3 of the answer"),
     }
 )
@@ -118,6 +119,9 @@ def mutants_of(op: OpSpec, row: KernelSpec) -> Iterator[FaultyRow]:
             fn = faulty_in_place.truncating(op, right, torch_dtype(dtype))
             yield FaultyRow(op.id, "truncates", fn, dtype, scheme)
     for mutant in faulty.own(op.id):
+        feature = plain_paged.FEATURES.get(mutant.fault)
+        if any(dim.name == feature and not dim.holds(1) for dim in row.shape.require):
+            continue  # the row takes no call in which it shows
         if (mutant.dtype, mutant.scheme or (op.schemes[0] if op.schemes else None)) in pairs:
             yield mutant
 

@@ -128,23 +128,32 @@ def gather_keys(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
     return cache[pages, slots % page_size]
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, first_visible: int, scale: float) -> Tensor:
-    """query (q, Hq, D) over keys, values (n, Hkv, D); query i sees `first_visible + i` keys."""
+def visible_keys(queries: int, keys: int, first_visible: int, window: int = 0) -> Tensor:
+    """(queries, keys) bool: query i sees the first `first_visible + i` keys, of these the last `window` if that is
+    above 0."""
+    limit = first_visible + torch.arange(queries)[:, None]
+    position = torch.arange(keys)[None, :]
+    seen = position < limit
+    return seen & (position >= limit - window) if window else seen
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, first_visible: int, scale: float, window: int, softcap: float
+) -> Tensor:
+    """query (q, Hq, D) over keys, values (n, Hkv, D); query i sees `first_visible + i` keys, or the last of them."""
     group = query.shape[1] // keys.shape[1]
     keys = _f64(keys).repeat_interleave(group, dim=1)
     values = _f64(values).repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,nhd->hqn", _f64(query), keys) * scale
-    limit = first_visible + torch.arange(query.shape[0], device=query.device)
-    visible = torch.arange(keys.shape[0], device=query.device)[None, :] < limit[:, None]
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    visible = visible_keys(query.shape[0], keys.shape[0], first_visible, window).to(query.device)
     weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
-    weights = torch.where((limit > 0)[:, None], weights, torch.zeros_like(weights))
-    if bool((limit >= keys.shape[0]).all()) or bool(torch.isfinite(values).all()):
+    weights = torch.where(visible.any(-1)[:, None], weights, torch.zeros_like(weights))
+    if bool(visible.all()) or bool(torch.isfinite(values).all()):
         return torch.einsum("hqn,nhd->qhd", weights, values)
     # A key that a query does not see must not reach it, not even as 0 * NaN.
-    rows = [
-        torch.einsum("hn,nhd->hd", weights[:, i, : max(int(n), 0)], values[: max(int(n), 0)])
-        for i, n in enumerate(limit)
-    ]
+    rows = [torch.einsum("hn,nhd->hd", weights[:, i, seen], values[seen]) for i, seen in enumerate(visible)]
     return torch.stack(rows)
 
 
@@ -158,8 +167,11 @@ def attention_prefill(
     seq_lens: Tensor,
     block_table: Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """Causal attention of ragged chunks; query i of a chunk of q tokens sees keys 0 .. seq_len - q + i."""
+    """Causal attention of ragged chunks; query i of a chunk of q tokens sees keys 0 .. seq_len - q + i, or the last
+    `window` of them."""
     result = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     starts = cu_seqlens_q.tolist()
     for i, length in enumerate(seq_lens.tolist()):
@@ -168,13 +180,22 @@ def attention_prefill(
             continue
         keys = gather_keys(k_cache, block_table[i], length)
         values = gather_keys(v_cache, block_table[i], length)
-        result[begin:end] = _attend(query[begin:end], keys, values, length - (end - begin) + 1, scale)
+        first = length - (end - begin) + 1
+        result[begin:end] = _attend(query[begin:end], keys, values, first, scale, window, softcap)
     return result
 
 
 @_reference
 def attention_decode(
-    *, query: Tensor, k_cache: Tensor, v_cache: Tensor, seq_lens: Tensor, block_table: Tensor, scale: float
+    *,
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attention of one token per sequence; a length of 0 gives zeros."""
     result = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
@@ -182,7 +203,7 @@ def attention_decode(
         if length > 0:
             keys = gather_keys(k_cache, block_table[i], length)
             values = gather_keys(v_cache, block_table[i], length)
-            result[i : i + 1] = _attend(query[i : i + 1], keys, values, length, scale)
+            result[i : i + 1] = _attend(query[i : i + 1], keys, values, length, scale, window, softcap)
     return result
 
 

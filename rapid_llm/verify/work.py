@@ -127,10 +127,10 @@ def rope_kvcache_write(
     return Work(turned.read_bytes + stored.read_bytes - again, turned.write_bytes + stored.write_bytes, turned.flops)
 
 
-def _attention(query: Tensor, cache: Tensor, seen: list[int], pairs: int, index_bytes: int) -> Work:
+def _attention(query: Tensor, cache: Tensor, seen: list[int], pairs: int, index_bytes: int, softcap: float) -> Work:
     """`seen`: keys of each sequence; `pairs`: visible (query, key) pairs over all sequences."""
     keys = sum(seen) * cache.shape[2] * cache.shape[3] * cache.element_size()
-    flops = pairs * query.shape[1] * (4 * query.shape[2] + 4)
+    flops = pairs * query.shape[1] * (4 * query.shape[2] + 4 + (3 if softcap else 0))
     written = query.numel() * query.element_size()
     return Work(unique_bytes(query) + 2 * keys + index_bytes, written, flops)
 
@@ -149,26 +149,37 @@ def attention_prefill(
     seq_lens: Tensor,
     block_table: Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Work:
     """Each key and value that some query of the sequence sees, once; 4 D + 4 operations for each visible pair and
-    head."""
+    head, three more where scores are capped."""
     del v_cache, scale
     starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     chunks = [end - begin for begin, end in pairwise(starts)]
-    seen = [n if q else 0 for q, n in zip(chunks, lengths, strict=True)]
-    pairs = sum(max(n - q + i + 1, 0) for q, n in zip(chunks, lengths, strict=True) for i in range(q))
+    wide = window or max([0, *lengths])
+    seen = [min(n, wide + q - 1) if q else 0 for q, n in zip(chunks, lengths, strict=True)]
+    pairs = sum(min(max(n - q + i + 1, 0), wide) for q, n in zip(chunks, lengths, strict=True) for i in range(q))
     index = unique_bytes(cu_seqlens_q) + unique_bytes(seq_lens) + _table_bytes(seen, k_cache, block_table)
-    return _attention(query, k_cache, seen, pairs, index)
+    return _attention(query, k_cache, seen, pairs, index, softcap)
 
 
 def attention_decode(
-    *, query: Tensor, k_cache: Tensor, v_cache: Tensor, seq_lens: Tensor, block_table: Tensor, scale: float
+    *,
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Work:
-    """Each sequence's keys and values once."""
+    """Each sequence's keys and values that its query sees, once."""
     del v_cache, scale
-    seen = seq_lens.tolist()
+    seen = [min(n, window) if window else n for n in seq_lens.tolist()]
     index = unique_bytes(seq_lens) + _table_bytes(seen, k_cache, block_table)
-    return _attention(query, k_cache, seen, sum(seen), index)
+    return _attention(query, k_cache, seen, sum(seen), index, softcap)
 
 
 def sample(

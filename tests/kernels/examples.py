@@ -84,6 +84,9 @@ def _attention(
 
 def _logits(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Any, ...]:
     row = torch.zeros(rows)
+_LIMITS = {"window": 4096, "softcap": 50.0}
+
+
     return torch.zeros(rows, vocab, dtype=dtype), row, row.int(), row, row, row
 
 
@@ -153,10 +156,14 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     ],
     "linear": [
         *(
+        ("Gemma 2", lambda dtype: (_attention(2, 2, 8, 4, 256, ragged=False, dtype=dtype), _LIMITS)),
+        ("window", lambda dtype: (_attention(9, 9, 32, 8, 128, ragged=False, dtype=dtype), {"window": 4096})),
             (f"dense, {rows} rows", lambda dtype, m=rows: (_linear(m, 576, 960, dtype=dtype), {}))  # type: ignore[misc]
             for rows in (1, 9, 200, 2000)
         ),
         ("odd, bias", lambda dtype: ((*_linear(3, 33, 65, dtype=dtype), torch.zeros(65, dtype=dtype)), {})),
+        ("Gemma 2", lambda dtype: (_attention(512, 1, 8, 4, 256, ragged=True, dtype=dtype), _LIMITS)),
+        ("window", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {"window": 4096})),
         ("strided", lambda dtype: ((_matrix(9, 66, dtype=dtype)[:, ::2], _matrix(33, 65, dtype=dtype).t()), {})),
         *(
             (f"{scheme}, {rows} rows", lambda dtype, m=rows, s=scheme: _linear_blocks(m, 576, 960, s, dtype=dtype))  # type: ignore[misc]

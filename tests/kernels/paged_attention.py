@@ -59,30 +59,44 @@ class Paged:
         return self.k_cache[pages, at % page].double(), self.v_cache[pages, at % page].double()
 
 
-def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: int, scale: float) -> torch.Tensor:
-    """(heads, dim) attention of one (heads, dim) query over the first `seen` keys, float64."""
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """(heads, dim) attention of one (heads, dim) query over the last `window` of the first `seen` keys, float64."""
     if seen <= 0:
         return torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     group = query.shape[0] // keys.shape[1]
     rows = []
+    first = max(seen - window, 0) if window else 0
     for head, q in enumerate(query.double()):
-        scores = keys[:seen, head // group] @ q * scale
+        scores = keys[first:seen, head // group] @ q * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
         weights = (scores - scores.max()).exp()
-        rows.append(weights @ values[:seen, head // group] / weights.sum())
+        rows.append(weights @ values[first:seen, head // group] / weights.sum())
     return torch.stack(rows)
 
 
-def decode(query: torch.Tensor, paged: Paged, scale: float) -> torch.Tensor:
-    return torch.stack([attend(q, *paged.keys(i), int(paged.seq_lens[i]), scale) for i, q in enumerate(query)])
+def decode(query: torch.Tensor, paged: Paged, scale: float, *limits: float) -> torch.Tensor:
+    """limits: window and softcap."""
+    lengths = paged.seq_lens.tolist()
+    return torch.stack([attend(q, *paged.keys(i), lengths[i], scale, *limits) for i, q in enumerate(query)])
 
 
-def prefill(query: torch.Tensor, paged: Paged, chunks: list[int], scale: float) -> torch.Tensor:
+def prefill(query: torch.Tensor, paged: Paged, chunks: list[int], scale: float, *limits: float) -> torch.Tensor:
+    """limits: window and softcap."""
     result = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     begin = 0
     for i, chunk in enumerate(chunks):
         keys, values = paged.keys(i)
         for t in range(chunk):
-            result[begin + t] = attend(query[begin + t], keys, values, len(keys) - chunk + t + 1, scale)
+            result[begin + t] = attend(query[begin + t], keys, values, len(keys) - chunk + t + 1, scale, *limits)
         begin += chunk
     return result
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from rapid_llm.kernels.ops.attention import attention_decode as module
+from rapid_llm.kernels.ops.attention._paged import refuse_limits
 from rapid_llm.kernels.ops.attention.attention_decode import attention_decode, split_count
 from rapid_llm.kernels.ops.triton_support import INTERPRETED
+from rapid_llm.kernels.registry import explain
 from tests.kernels.devices import DEVICES
 from tests.kernels.paged_attention import Paged, attend, decode
 
@@ -15,7 +17,7 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore::Runti
 
 
 def run(query: torch.Tensor, paged: Paged, scale: float, out: torch.Tensor | None = None) -> torch.Tensor:
-    return attention_decode(query, paged.k_cache, paged.v_cache, paged.seq_lens, paged.block_table, scale, out)
+    return attention_decode(query, paged.k_cache, paged.v_cache, paged.seq_lens, paged.block_table, scale, out=out)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -120,14 +122,17 @@ def test_loops_by_while_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(*results)
 
 
-def test_without_triton() -> None:
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (0, 2.0), (8, 0.5)])
+def test_without_triton(window: int, softcap: float) -> None:
     """Catches: the path of a GPU without Triton following stale table entries, or letting NaN in."""
     paged = Paged.make([0, 7, 12], 2, 8)
     query = torch.randn(3, 4, 8)
     result = module._decode_on_device(
-        query, paged.k_cache, paged.v_cache, paged.seq_lens, paged.block_table, 0.3, torch.empty_like(query)
+        *(query, paged.k_cache, paged.v_cache, paged.seq_lens, paged.block_table, 0.3, torch.empty_like(query)),
+        *(window, softcap),
     )
-    torch.testing.assert_close(result.double(), decode(query, paged, 0.3), rtol=1e-6, atol=1e-6)
+    expected = decode(query, paged, 0.3, window, softcap)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("programs", "splits"), [(1, 128), (8, 64), (64, 8), (263, 2), (264, 1), (10**6, 1), (0, 128)])
@@ -186,6 +191,28 @@ def test_refusals() -> None:
         attention_decode(query, paged.k_cache, paged.v_cache, paged.seq_lens.float(), paged.block_table, 1.0)
     with pytest.raises(RuntimeError, match=r"attention\.decode.*same shape"):
         run(query, paged, 1.0, torch.empty(2, 4, 8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_window_in_many_splits(device: str) -> None:
+    """Catches: splits cut by the sequence's length, not by its window, so that most of them see nothing or too much."""
+    paged = Paged.make([300, 7, 0], 1, 16, device=device)
+    query = torch.randn(3, 2, 16, device=device)
+    caches = paged.k_cache, paged.v_cache
+    result = attention_decode(query, *caches, paged.seq_lens, paged.block_table, 0.3, 130, 1.5)
+    torch.testing.assert_close(result.double(), decode(query, paged, 0.3, 130, 1.5), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_without_limits_are_out_and_say_why() -> None:
+    """Catches: a window or a cap given to a row that would ignore it, by dispatch or by name; and a caller who states
+    facts made to speak of windows."""
+    told = explain("attention.decode", device="cpu", dtype="fp32", dims={"window": 8, "softcap": 1})
+    (cpp,) = [v for v in told.rows if v.row.name == "cpp/attention.decode"]
+    assert {"needs window <= 0, got 8", "needs softcap <= 0, got 1"} <= {r.text for r in cpp.reasons}
+    (cpp,) = [v for v in explain("attention.decode", device="cpu", dtype="fp32").rows if v.row.name == cpp.row.name]
+    assert not {r.code for r in cpp.reasons} & {"shape", "not_given"}
+    with pytest.raises(RuntimeError, match=r"cpp/attention\.decode: has no window and no softcap, got 8"):
+        refuse_limits("cpp/attention.decode", 8, 0.0)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="a kernel cannot raise")

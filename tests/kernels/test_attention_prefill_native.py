@@ -20,7 +20,7 @@ def run(
     query: torch.Tensor, paged: Paged, chunks: list[int], scale: float, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     cu = offsets(chunks, query.device.type)
-    return attention_prefill(query, paged.k_cache, paged.v_cache, cu, paged.seq_lens, paged.block_table, scale, out)
+    return attention_prefill(query, paged.k_cache, paged.v_cache, cu, paged.seq_lens, paged.block_table, scale, out=out)
 
 
 def check(query: torch.Tensor, paged: Paged, chunks: list[int], scale: float) -> None:
@@ -101,6 +101,18 @@ def test_blocks_of_queries(chunk: int, prefix: int) -> None:
     check(query, paged, [chunk], 0.5)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="blocks of the CPU path, too large for the interpreter")
+@pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (200, 0.0), (257, 2.0), (0, 2.0), (10**6, 0.0)])
+def test_blocks_of_queries_with_limits(window: int, softcap: float) -> None:
+    """Catches: a block of queries after the first whose window begins a key early or late, or that has no cap."""
+    paged = Paged.make([300], 1, 4, page=16)
+    query = torch.randn(290, 1, 4)
+    args = (query, paged.k_cache, paged.v_cache, offsets([290]), paged.seq_lens, paged.block_table, 0.5)
+    result = attention_prefill(*args, window, softcap)
+    expected = prefill(query, paged, [290], 0.5, window, softcap)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.skipif(INTERPRETED, reason="needs two SDPA calls, not a kernel")
 def test_exact_path_equals_fused_path() -> None:
     """Catches: the path of a GPU without Triton masking another triangle, or making NaN of a row that sees nothing."""
@@ -153,6 +165,14 @@ def test_refusals() -> None:
         run(query, paged, [4], 1.0)
     with pytest.raises(RuntimeError, match=r"attention\.prefill.*same shape"):
         run(query, paged, [2, 2], 1.0, torch.empty(4, 2, 4))
+    for limits, match in (
+        ((-1, 0.0), "window is -1"),
+        ((0, -2.0), "softcap is -2.0"),
+        ((0, float("nan")), "softcap is nan"),
+    ):
+        with pytest.raises(RuntimeError, match=rf"attention\.prefill: {match}"):
+            attention_prefill(query, paged.k_cache, paged.v_cache, offsets([2, 2]), paged.seq_lens, paged.block_table,
+                              1.0, *limits)  # fmt: skip
     cu = offsets([2, 2]).float()
     with pytest.raises(RuntimeError, match=r"attention\.prefill.*int32"):
         attention_prefill(query, paged.k_cache, paged.v_cache, cu, paged.seq_lens, paged.block_table, 1.0)

@@ -51,6 +51,11 @@ def test_attention_counts_what_is_seen() -> None:
     starts = torch.tensor([0, 3, 3, 5], dtype=torch.int32)
     prefill = work.attention_prefill(query=torch.zeros(5, 6, 32), cu_seqlens_q=starts, **args)
     assert prefill.flops == (18 + 19 + 20 + 4 + 5) * 6 * (4 * 32 + 4)
+    decode = work.attention_decode(query=torch.zeros(3, 6, 32), **args, window=8)
+    assert decode.read_bytes == 3 * 6 * 32 * 4 + 2 * (8 + 5) * 2 * 32 * 4 + 3 * 4 + 2 * 4
+    prefill = work.attention_prefill(query=torch.zeros(5, 6, 32), cu_seqlens_q=starts, **args, window=8, softcap=2.0)
+    assert prefill.flops == (8 + 8 + 8 + 4 + 5) * 6 * (4 * 32 + 7)
+    assert prefill.read_bytes == 5 * 6 * 32 * 4 + 2 * (8 + 2 + 5) * 2 * 32 * 4 + (4 + 3) * 4 + 2 * 4
 
 
 def test_cache_write_counts_kept_tokens() -> None:

@@ -119,7 +119,7 @@ def _key(op: OpSpec) -> str:
     parts = [f"type({first})", f"{op.dtype_of}.dtype", f"{first}.device"]
     if op.schemes:
         parts.append("scheme")
-    ranked = timing_records.dims_of(op) if op.id in _by_shape else ()
+    ranked = (*timing_records.dims_of(op), *op.usual) if op.id in _by_shape else ()
     for name in sorted({*ranked, *(d.name for r in rows for d in (*r.shape.require, *r.shape.prefer))}):
         parts += _dim_code(op, name)
     # A tag about every tensor also speaks of `out` and of the optional ones.

@@ -144,7 +144,7 @@ def given(op: OpSpec, **given: Any) -> Facts:
     dims = {} if dims is None else dims
     if not isinstance(dims, Mapping) or not all(type(v) is int and v >= 0 for v in dims.values()):
         raise ArgumentError(f"{op.id}: dims must map names to whole numbers from 0 up, got {dims!r}")
-    dims = dict(dims)
+    dims = {**{name: values[0] for name, values in op.usual.items()}, **dims}
     unknown = sorted(set(dims) - {*op.dims, *AUTO_DIMS})
     if unknown:
         raise ArgumentError(f"{op.id}: unknown dimension {unknown[0]!r}; it has {sorted({*op.dims, *AUTO_DIMS})}")

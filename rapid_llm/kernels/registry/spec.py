@@ -149,8 +149,10 @@ class OpSpec:
     it.
 
     id: `rmsnorm`, `attention.prefill`. schema: torch schema string without name. group: folder under `kernels/ops`.
-    dims: named dimensions -> expression over the arguments (`input.shape[-1]`). out: result allocation, None for
-    in-place ops. dtype_of: the argument whose dtype is the op's dtype. dtypes: labels the op is defined for. schemes:
+    dims: named dimensions -> expression over the arguments (`input.shape[-1]`). usual: for dimensions that stand for a
+    feature few calls ask for, the values that calls without it have; the first is taken where a caller who has no
+    tensors does not give it, and times are kept of calls that have them all. out: result allocation, None for in-place
+    ops. dtype_of: the argument whose dtype is the op's dtype. dtypes: labels the op is defined for. schemes:
     values of the `scheme` argument. facts: layout facts that hold for every call (`kv:paged`). oracle, cases, bound,
     work: `"module:attr"` strings into `rapid_llm.verify`. doc: the public function's docstring.
     """
@@ -170,6 +172,7 @@ class OpSpec:
     schemes: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
     numerics: Numerics = Numerics()
+    usual: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parsed: Schema = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -184,6 +187,7 @@ class OpSpec:
             raise RegistrationError(self.id, "schema", str(error)) from None
         object.__setattr__(self, "parsed", parsed)
         object.__setattr__(self, "dims", MappingProxyType(dict(self.dims)))
+        object.__setattr__(self, "usual", MappingProxyType(dict(self.usual)))
         names = {a.name for a in parsed.args}
         if self.dtype_of not in names:
             raise RegistrationError(self.id, "dtype_of", f"{self.dtype_of!r} is not an argument of {self.schema}")
@@ -197,6 +201,9 @@ class OpSpec:
         reserved = [d for d in self.dims if d in AUTO_DIMS]
         if reserved:
             raise RegistrationError(self.id, "dims", f"{reserved[0]!r} is provided for every op")
+        for name, values in self.usual.items():
+            if name not in self.dims or not values:
+                raise RegistrationError(self.id, "usual", f"{name!r} is no dimension, or has no values: {values!r}")
 
     @property
     def function(self) -> str:

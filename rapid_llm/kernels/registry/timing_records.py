@@ -80,8 +80,9 @@ def folder(layer: str) -> Path:
 
 
 def dims_of(op: OpSpec) -> tuple[str, ...]:
-    """The dimensions that points of the op have: its own names, or the element count where it has none."""
-    return tuple(sorted(op.dims)) or ("numel",)
+    """The dimensions that points of the op have: its own names but those that are usual in every point, or the element
+    count where it has none."""
+    return tuple(sorted(set(op.dims) - set(op.usual))) or ("numel",)
 
 
 def bucket(size: int) -> int:
@@ -132,8 +133,11 @@ def limits(ops: Iterable[str], names: Iterable[str], device: str, index: int | N
 
 
 def _dims(facts: Facts) -> dict[str, int] | None:
-    """The op's dimensions of a call; None where one is not given."""
-    names = dims_of(registry.get_op(facts.op))
+    """The op's dimensions of a call; None where one is not given, or has a value that points are not of."""
+    op = registry.get_op(facts.op)
+    if any(facts.dims.get(name, values[0]) not in values for name, values in op.usual.items()):
+        return None
+    names = dims_of(op)
     found = {name: facts.dims[name] for name in names if name in facts.dims}
     return found if len(found) == len(names) else None
 

@@ -118,10 +118,12 @@ class _Attention:
         shared: bool = False,
         equal: bool = False,
         draw: Family | None = None,
+        window: int = 0,
+        softcap: float = 0.0,
         **more: Any,
     ) -> Case:
         def make(g: torch.Generator) -> dict[str, Any]:
-            args = self._paged(g, sequences, heads[1], dim, page, cache, table, spread, exact, shared, draw)
+            args = self._paged(g, sequences, heads[1], dim, page, cache, table, spread, exact, shared, draw, window)
             shape = (sum(q for q, _ in sequences), heads[0], dim)
             query = integers(g, shape, -15, 15, self.kind) if exact else normal(g, shape, self.kind, spread)
             if draw is not None:
@@ -132,6 +134,7 @@ class _Attention:
                 self._spoil(special, query, args, sequences)
             args["query"] = lay_heads(query, layout, self.device)
             args["scale"] = dim**-0.5 if scale is None else scale
+            args |= {"window": window, "softcap": softcap} if window or softcap else {}
             if not self.decode:
                 starts = torch.tensor([0, *(q for q, _ in sequences)]).cumsum(0).to(torch.int32)
                 args["cu_seqlens_q"] = lay(starts, table if table == "stepped" else "contiguous", self.device)
@@ -139,6 +142,7 @@ class _Attention:
 
         lengths = ",".join(f"{n}" if self.decode else f"{q}/{n}" for q, n in sequences)
         lengths = lengths if len(lengths) < 40 else f"{len(sequences)} sequences"
+        name += f", window {window}" * bool(window) + f", softcap {softcap:g}" * bool(softcap)
         return Case(f"{name}/{lengths}/{heads[0]}:{heads[1]}x{dim}/page {page}/{layout}/{cache}", make, **more)
 
     def _paged(
@@ -154,8 +158,9 @@ class _Attention:
         exact: bool,
         shared: bool,
         draw: Family | None,
+        window: int,
     ) -> dict[str, Any]:
-        """Caches in which every row that no sequence sees is NaN, and block tables over shuffled pages."""
+        """Caches in which every row that no query sees is NaN, and block tables over shuffled pages."""
         lengths = [n for _, n in sequences]
         needed = [-(-n // page) for n in lengths]
         total = sum(needed) + SPARE
@@ -175,6 +180,8 @@ class _Attention:
                 values = integers(g, shape, -15, 15, self.kind) if exact else normal(g, shape, self.kind, size)
                 if draw is not None and length:
                     values = draw(g, shape, self.kind)
+                if window and not shared:  # what lies before the window of the first query is no query's
+                    values[: max(length - max(sequences[i][0], 1) + 1 - window, 0)] = float("nan")
                 cache[where] = values
         shape = caches[0].shape
         return {
@@ -233,6 +240,9 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
             case("plain", (33,), (3, 3), 24, cache="paired", table="stepped"),
             case("sharp", (20,), (4, 2), 16, spread=6.0),
             case("special", (18,), (4, 2), 16, special="value"),
+            case("limits", (40, 3, 0), (4, 2), 16, window=11),
+            case("limits", (20, 5), (2, 1), 16, scale=0.37, softcap=1.5, spread=2.0),
+            case("limits", (37, 8), (2, 2), 24, window=8, softcap=4.0),
         ]
     return [
         case("empty", ()),
@@ -258,6 +268,18 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
         *(case("equal", (16, 8, 4, 1, 2), (4, 2), d, equal=True) for d in (32, 64)),
         *(case(name, (40, 17), (4, 2), 64, draw=draw) for name, draw in FAMILIES.items()),
         case("logits beyond 1e5", (40, 17), (4, 2), 64, spread=110.0),
+        *(case("limits", (40, 17, 5, 0, 1), window=w) for w in (1, 5, 16, 17, 39, 40, 41)),
+        case("limits", (300, 90), (8, 2), 64, window=70, layout="fused"),
+        case("limits", (700, 3, 333), window=200, seeds=1),
+        *(case("limits", (40, 17, 1), softcap=c) for c in (0.5, 30.0)),
+        case("limits", (40, 17), (4, 2), 64, softcap=50.0, spread=110.0),
+        case("limits", (60, 17), softcap=2.0, spread=1e-3),
+        case("limits", (16, 8, 4, 1, 2), (4, 2), equal=True, softcap=3.0),
+        *(case("limits", (40, 17), (8, 1), 40, page=8, window=9, softcap=4.0, scale=s) for s in (0.37, -0.2)),
+        *(
+            case("limits", (40, 17), window=12, cache=n, table=t)
+            for n, t in (("paired", "sliced"), ("outer", "stepped"))
+        ),
         case("beyond 2^31", (20, 18), cache="far", seeds=1),
         case("beyond 2^31", (20, 18), layout="far", seeds=1),
     ]
@@ -276,6 +298,9 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
             case("resumed", [(3, 18), (1, 17)], (3, 3), 24, cache="paired", table="stepped"),
             case("no keys", [(2, 0), (4, 2)], (2, 1), 16),
             case("special", [(2, 18)], (4, 2), 16, special="key"),
+            case("limits", [(3, 40), (7, 7), (2, 0)], (4, 2), 16, window=5),
+            case("limits", [(2, 20), (5, 5)], (2, 1), 16, scale=0.37, softcap=1.5, spread=2.0),
+            case("limits", [(3, 37)], (2, 2), 24, window=8, softcap=4.0),
         ]
     return [
         case("empty", ()),
@@ -303,6 +328,21 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
         *(case("equal", [(1, 16), (16, 16), (3, 9), (1, 1)], (4, 2), d, equal=True) for d in (32, 64)),
         *(case(name, [(5, 40), (17, 17)], (4, 2), 64, draw=draw) for name, draw in FAMILIES.items()),
         case("logits beyond 1e5", [(5, 40), (17, 17)], (4, 2), 64, spread=110.0),
+        *(case("limits", [(9, 40), (17, 17), (1, 5), (0, 3), (2, 0)], window=w) for w in (1, 5, 16, 17, 39, 40, 41)),
+        case("limits", [(5, 300), (90, 90)], (8, 2), 64, window=70, layout="fused"),
+        case("limits", [(130, 300), (70, 70)], window=100, seeds=1),
+        *(case("limits", [(9, 40), (17, 17)], softcap=c) for c in (0.5, 30.0)),
+        case("limits", [(5, 40), (17, 17)], (4, 2), 64, softcap=50.0, spread=110.0),
+        case("limits", [(20, 60), (17, 17)], softcap=2.0, spread=1e-3),
+        case("limits", [(1, 16), (16, 16), (1, 1)], (4, 2), equal=True, softcap=3.0),
+        *(
+            case("limits", [(9, 40), (17, 17)], (8, 1), 40, page=8, window=9, softcap=4.0, scale=s)
+            for s in (0.37, -0.2)
+        ),
+        *(
+            case("limits", [(9, 40), (17, 17)], window=12, cache=n, table=t)
+            for n, t in (("paired", "sliced"), ("outer", "stepped"))
+        ),
         case("beyond 2^31", [(5, 20), (3, 18)], cache="far", seeds=1),
         case("beyond 2^31", [(1, 20), (1, 18)], layout="far", seeds=1),
     ]

@@ -15,6 +15,7 @@ from rapid_llm.kernels.backend.flashinfer import LIBRARY
 from rapid_llm.kernels.backend.flashinfer._attention import LAYOUT, check, launch, operands
 from rapid_llm.kernels.backend.flashinfer._calls import deliver, first_use, on_device
 from rapid_llm.kernels.backend.flashinfer._plans import Batch, prefill_batch, slot
+from rapid_llm.kernels.ops.attention._paged import refuse_limits
 from rapid_llm.kernels.registry import ArgumentError
 
 _OP: Final = "attention.prefill"
@@ -31,12 +32,15 @@ def attention_prefill(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of ragged query chunks over the paged cache. See `rapid_llm.kernels.attention_prefill`.
 
     A sequence longer than its block table, or a page outside the cache, is an `ArgumentError`.
     """
+    refuse_limits(f"flashinfer/{_OP}", window, softcap)
     check(_OP, query, k_cache, v_cache, seq_lens, block_table, out)
     if cu_seqlens_q.shape != (seq_lens.shape[0] + 1,) or cu_seqlens_q.dtype not in (torch.int32, torch.int64):
         raise ArgumentError(

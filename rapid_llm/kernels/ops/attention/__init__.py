@@ -7,7 +7,12 @@ _DIMS = {
     "kv_heads": "k_cache.shape[2]",
     "head_dim": "query.shape[2]",
     "page_size": "k_cache.shape[1]",
+    "window": "window",
+    "softcap": "int(softcap != 0)",
 }
+_USUAL = {"window": (0,), "softcap": (0,)}
+_PLAIN = (Dim("window", max=0), Dim("softcap", max=0))
+"""What a row without a window and without a cap of scores requires."""
 
 _NUMERICS = Numerics(accumulate="fp32", roundings=("probs:bf16", "probs:fp16", "partials:bf16", "partials:fp16"))
 """probs: the weights of the keys, before they multiply the values. partials: the results of parts of a sequence."""
@@ -16,17 +21,18 @@ PREFILL = OpSpec(
     id="attention.prefill",
     schema=(
         "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor cu_seqlens_q, Tensor seq_lens, Tensor block_table, "
-        "float scale) -> Tensor"
+        "float scale, int window=0, float softcap=0.0) -> Tensor"
     ),
     group="attention",
     dims={"tokens": "query.shape[0]", "sequences": "seq_lens.shape[0]", **_DIMS},
+    usual=_USUAL,
     out=Out(shape="query.shape", dtype="query.dtype"),
     dtype_of="query",
     dtypes=("fp32", "fp16", "bf16"),
     facts=("kv:paged",),
     oracle="rapid_llm.verify.oracles:attention_prefill",
     cases="rapid_llm.verify.cases:attention_prefill",
-    bound="rapid_llm.verify.bounds:attention_prefill",
+    bound="rapid_llm.verify.bounds_paged:attention_prefill",
     work="rapid_llm.verify.work:attention_prefill",
     numerics=_NUMERICS,
     doc="""Causal attention of ragged query chunks over the paged cache, which already holds the chunks' own keys.
@@ -35,32 +41,38 @@ PREFILL = OpSpec(
     page_size, kv_heads, head_dim); query_heads is a multiple of kv_heads (GQA: query head h reads kv head h // (Hq /
     Hkv)). cu_seqlens_q: (sequences + 1,) int32 offsets of each chunk. seq_lens: (sequences,) int32, each sequence's
     whole length including its chunk. block_table: (sequences, max_pages) int32. scale: factor on the scores.
-    Query i of a chunk of q tokens sees keys 0 .. seq_len - q + i. A token that sees no key gives zeros, and so does one
-    behind the last chunk (padding).
+    Query i of a chunk of q tokens is at position p = seq_len - q + i and sees keys 0 .. p, or with a window w > 0 the
+    last w of them, p - w + 1 .. p. With a softcap c > 0 a score s, scaled already, becomes c tanh(s / c) (Gemma 2).
+    A token that sees no key gives zeros, and so does one behind the last chunk (padding).
     Returns (tokens, query_heads, head_dim) in query's dtype; scores and sums in fp32.
     """,
 )
 
 DECODE = OpSpec(
     id="attention.decode",
-    schema="(Tensor query, Tensor k_cache, Tensor v_cache, Tensor seq_lens, Tensor block_table, float scale) -> Tensor",
+    schema=(
+        "(Tensor query, Tensor k_cache, Tensor v_cache, Tensor seq_lens, Tensor block_table, float scale, "
+        "int window=0, float softcap=0.0) -> Tensor"
+    ),
     group="attention",
     dims={"sequences": "query.shape[0]", **_DIMS},
+    usual=_USUAL,
     out=Out(shape="query.shape", dtype="query.dtype"),
     dtype_of="query",
     dtypes=("fp32", "fp16", "bf16"),
     facts=("kv:paged",),
     oracle="rapid_llm.verify.oracles:attention_decode",
     cases="rapid_llm.verify.cases:attention_decode",
-    bound="rapid_llm.verify.bounds:attention_decode",
+    bound="rapid_llm.verify.bounds_paged:attention_decode",
     work="rapid_llm.verify.work:attention_decode",
     numerics=_NUMERICS,
     doc="""Attention of one query token per sequence over its paged cache.
 
     query: (sequences, query_heads, head_dim). k_cache, v_cache: (pages, page_size, kv_heads, head_dim), GQA as in
     prefill. seq_lens: (sequences,) int32 keys to see; 0 (a padded row) gives zeros. block_table: (sequences, max_pages)
-    int32. scale: factor on the scores. Returns query's shape and dtype; scores and sums in fp32. Split-KV on CUDA, with
-    a number of splits that depends on the batch and the device alone, never on a length.
+    int32. scale, window, softcap: as in prefill, for a query at position seq_len - 1. Returns query's shape and dtype;
+    scores and sums in fp32. Split-KV on CUDA, with a number of splits that depends on the batch and the device alone,
+    never on a length.
     """,
 )
 
@@ -94,6 +106,7 @@ register(
         available="rapid_llm.kernels.cpp:available",
         devices=("cpu",),
         dtypes=("fp32",),
+        shape=Shape(require=_PLAIN),
         layout=("query:last_dim_contiguous", "k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous"),
         priority=30,
     ),
@@ -185,7 +198,7 @@ def _flashinfer(op: str, function: str, dtype: str, suffix: str) -> KernelSpec:
         devices=("cuda",),
         dtypes=(dtype,),
         capability=((80, None),),
-        shape=Shape(require=(Dim("head_dim", one_of=(64, 128, 256)),)),
+        shape=Shape(require=(Dim("head_dim", one_of=(64, 128, 256)), *_PLAIN)),
         layout=tuple(
             f"{tensor}:{tag}"
             for tensor in ("query", "k_cache", "v_cache")

@@ -21,14 +21,35 @@ def block_rows(table_ptr, positions, inside, stride_entry, PAGE: tl.constexpr):
 
 
 @triton.jit
+def tanh(x):
+    """tanh of fp32: near 0 x + x**3 P(x**2), with the coefficients of Cephes' tanhf; else 1 - 2 / (exp(2 |x|) + 1).
+
+    Within 12 units roundoff everywhere; the quotient alone would lose all digits of a small x.
+    """
+    size = tl.abs(x)
+    square = x * x
+    near = -5.70498872745e-3
+    near = near * square + 2.06390887954e-2
+    near = near * square - 5.37397155531e-2
+    near = near * square + 1.33314422036e-1
+    near = near * square - 3.33332819422e-1
+    near = near * square * x + x
+    far = 1.0 - 2.0 / (tl.exp2(size * 2.8853900817779268) + 1.0)
+    return tl.where(size < 0.625, near, tl.where(x < 0.0, -far, far))
+
+
+@triton.jit
 def attend_block(
-    q, k, v, visible, maximum, total, acc, scale_log2, MASKED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr
-):
+    q, k, v, visible, maximum, total, acc, scale_log2, cap_log2,
+    MASKED: tl.constexpr, CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
     """Fold keys k and values v, both (N, D), into the running softmax of the queries q (M, D); visible is (M, N)."""
     if PARTS == 0:
         scores = tl.dot(q, tl.trans(k.to(tl.float32)), input_precision="ieee") * scale_log2
     else:
         scores = tl.dot(q, tl.trans(k)) * scale_log2
+    if CAPPED:
+        scores = cap_log2 * tanh(scores)
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))

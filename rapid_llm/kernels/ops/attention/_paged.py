@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
 
 from rapid_llm.kernels.ops import triton_support
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor, check_written
+from rapid_llm.kernels.ops.gemm.precision import rounds_fp32
 from rapid_llm.kernels.registry import ArgumentError
 
 LOG2_E: Final = 1.4426950408889634
@@ -67,6 +69,22 @@ def check_attention(
             raise ArgumentError(f"{op}: all tensors must be on the same {where}, {device}: got {tensor.device}")
 
 
+def check_limits(op: str, window: int, softcap: float) -> None:
+    """Raise `ArgumentError` for a window or a cap that means nothing."""
+    if window < 0:
+        raise ArgumentError(f"{op}: window is {window}; use the number of keys that a query sees, or 0 for all of them")
+    if not (softcap >= 0 and math.isfinite(softcap)):
+        raise ArgumentError(f"{op}: softcap is {softcap}; use a finite number above 0, or 0 for none")
+
+
+def refuse_limits(row: str, window: int, softcap: float) -> None:
+    """Raise `ArgumentError` where a row that has neither is given a window or a cap."""
+    if window or softcap:
+        raise ArgumentError(
+            f"{row}: has no window and no softcap, got {window} and {softcap}; call the native row for them"
+        )
+
+
 def allocate(op: str, query: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     """The result tensor: `out` once checked, else new and contiguous."""
     if out is None:
@@ -111,17 +129,21 @@ def sequence_heads(
     block_table: torch.Tensor,
     pages: list[int],
     length: int,
+    start: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of one sequence, each (1, kv_heads, length, head_dim): views where its pages are consecutive.
+    """Keys and values from position `start` of one sequence on, each (1, kv_heads, length - start, head_dim): views
+    where its pages are consecutive.
 
-    pages: its row of block_table, as far as `length` > 0 keys need it. Raises `ArgumentError` where these are too few
-    or do not exist.
+    pages: its row of block_table, as far as `length` > 0 keys need it. Raises `ArgumentError` where these are too few,
+    or where those from `start` on do not exist.
     """
     count, page_size = k_cache.shape[:2]
     if length > len(pages) * page_size:
         raise ArgumentError(
             f"{op}: sequence {sequence} has {length} keys, its block_table row {len(pages)} pages of {page_size}"
         )
+    skipped, start = divmod(start, page_size)
+    pages, length = pages[skipped:], length - skipped * page_size
     first, last = pages[0], pages[0] + len(pages) - 1
     in_a_row = pages[-1] == last and pages == list(range(first, last + 1))
     if not in_a_row:
@@ -134,9 +156,10 @@ def sequence_heads(
     if in_a_row:
         keys, values = _rows_in_place(k_cache, first, length), _rows_in_place(v_cache, first, length)
         if keys is not None and values is not None:
-            return keys, values
-    index = block_table[sequence, : len(pages)]
-    return _gathered_rows(k_cache, index, length), _gathered_rows(v_cache, index, length)
+            return (keys[:, :, start:], values[:, :, start:]) if start else (keys, values)
+    index = block_table[sequence, skipped : skipped + len(pages)]
+    keys, values = _gathered_rows(k_cache, index, length), _gathered_rows(v_cache, index, length)
+    return (keys[:, :, start:], values[:, :, start:]) if start else (keys, values)
 
 
 def _rows_in_place(cache: torch.Tensor, first: int, length: int) -> torch.Tensor | None:
@@ -154,18 +177,34 @@ def _gathered_rows(cache: torch.Tensor, pages: torch.Tensor, length: int) -> tor
 
 
 def attend_exactly(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor, scale: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    hidden: torch.Tensor,
+    scale: float,
+    softcap: float = 0.0,
+    dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """Attention in fp64, where neither TF32 nor a fused kernel's choices can enter; the answer where Triton is absent.
 
     query: (batch, heads, rows, dim); keys, values: (batch, kv_heads, length, dim); hidden: bool, broadcastable to
-    (batch, kv_heads, group, rows, length), True where a query must not look. Rows that see nothing give zeros. Returns
-    fp64 of query's shape.
+    (batch, kv_heads, group, rows, length), True where a query must not look. Rows that see nothing give zeros. dtype:
+    of the arithmetic and of the result, which has query's shape.
     """
     batch, heads, rows, dim = query.shape
     kv_heads, length = keys.shape[1:3]
-    grouped = query.double().reshape(batch, kv_heads, heads // kv_heads * rows, dim)
-    scores = (grouped @ keys.double().transpose(2, 3) * scale).view(batch, kv_heads, -1, rows, length)
+    grouped = query.to(dtype).reshape(batch, kv_heads, heads // kv_heads * rows, dim)
+    scores = (grouped @ keys.to(dtype).transpose(2, 3) * scale).view(batch, kv_heads, -1, rows, length)
+    if softcap:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
     scores = scores.masked_fill(hidden, float("-inf"))
     weights = torch.softmax(scores, -1).masked_fill(hidden.expand_as(scores).all(-1, keepdim=True), 0.0)
-    return (weights.view(batch, kv_heads, -1, length) @ values.double()).view(batch, heads, rows, dim)
+    return (weights.view(batch, kv_heads, -1, length) @ values.to(dtype)).view(batch, heads, rows, dim)
+
+
+def attend_capped(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor, scale: float, softcap: float
+) -> torch.Tensor:
+    """`attend_exactly` of fp32 tensors in fp32, which torch's fused attention has no cap for; fp32 of query's shape."""
+    wide = torch.float64 if rounds_fp32(query) else torch.float32
+    return attend_exactly(query, keys, values, hidden, scale, softcap, wide).float()

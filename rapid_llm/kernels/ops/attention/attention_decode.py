@@ -16,8 +16,10 @@ from rapid_llm.kernels.ops.attention._online_softmax import attend_block, block_
 from rapid_llm.kernels.ops.attention._paged import (
     LOG2_E,
     allocate,
+    attend_capped,
     attend_exactly,
     check_attention,
+    check_limits,
     loops_by_while,
     multiprocessors,
     probability_parts,
@@ -39,6 +41,8 @@ def attention_decode(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One query token per sequence over its paged cache. See `rapid_llm.kernels.attention_decode`.
@@ -47,15 +51,19 @@ def attention_decode(
     beyond the table are not read.
     """
     check_attention(_OP, query, k_cache, v_cache, seq_lens, block_table)
+    if window or softcap:
+        check_limits(_OP, window, softcap)
     if seq_lens.shape[0] != query.shape[0]:
         raise ArgumentError(f"{_OP}: {query.shape[0]} queries, but seq_lens has {seq_lens.shape[0]} entries")
     if use_triton(_OP, query):
         result = allocate(_OP, query, out)
-        if attempt(_OP, _launch, query, k_cache, v_cache, seq_lens, block_table, float(scale), result):
+        limits = (int(window), float(softcap))
+        if attempt(_OP, _launch, query, k_cache, v_cache, seq_lens, block_table, float(scale), *limits, result):
             return result
     if query.is_cuda:
-        return _decode_on_device(query, k_cache, v_cache, seq_lens, block_table, scale, allocate(_OP, query, out))
-    return _decode_on_cpu(query, k_cache, v_cache, seq_lens, block_table, scale, out)
+        result = allocate(_OP, query, out)
+        return _decode_on_device(query, k_cache, v_cache, seq_lens, block_table, scale, result, window, softcap)
+    return _decode_on_cpu(query, k_cache, v_cache, seq_lens, block_table, scale, window, softcap, out)
 
 
 def _decode_on_cpu(
@@ -65,6 +73,8 @@ def _decode_on_cpu(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     scale: float,
+    window: int,
+    softcap: float,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     page_size = k_cache.shape[1]
@@ -72,20 +82,27 @@ def _decode_on_cpu(
     used = [-(-length // page_size) for length in lengths]
     tables = block_table[:, : max(used, default=0)].tolist()
     if len(lengths) == 1 and lengths[0] > 0 and out is None:
-        keys, values = sequence_heads(_OP, 0, k_cache, v_cache, block_table, tables[0], lengths[0])
-        return _attend_one(query.unsqueeze(2), keys, values, scale).view(query.shape)
+        start = max(lengths[0] - window, 0) if window else 0
+        keys, values = sequence_heads(_OP, 0, k_cache, v_cache, block_table, tables[0], lengths[0], start)
+        return _attend_one(query.unsqueeze(2), keys, values, scale, softcap).view(query.shape)
     out = allocate(_OP, query, out)
     for i, length in enumerate(lengths):
         if length <= 0:
             out[i] = 0
             continue
-        keys, values = sequence_heads(_OP, i, k_cache, v_cache, block_table, tables[i][: used[i]], length)
-        out[i] = _attend_one(query[i : i + 1].unsqueeze(2), keys, values, scale).squeeze(0).squeeze(1)
+        start = max(length - window, 0) if window else 0
+        keys, values = sequence_heads(_OP, i, k_cache, v_cache, block_table, tables[i][: used[i]], length, start)
+        out[i] = _attend_one(query[i : i + 1].unsqueeze(2), keys, values, scale, softcap).squeeze(0).squeeze(1)
     return out
 
 
-def _attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend_one(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, softcap: float
+) -> torch.Tensor:
     """(1, heads, 1, head_dim) in query's dtype."""
+    if softcap:
+        nothing = torch.zeros(1, dtype=torch.bool)
+        return attend_capped(query.float(), keys.float(), values.float(), nothing, scale, softcap).to(query.dtype)
     if query.dtype == torch.float32:
         return scaled_dot_product_attention(query, keys, values, scale=scale, enable_gqa=True)
     # Weights of 16 bits would not be accurate enough.
@@ -101,6 +118,8 @@ def _decode_on_device(
     block_table: torch.Tensor,
     scale: float,
     out: torch.Tensor,
+    window: int,
+    softcap: float,
 ) -> torch.Tensor:
     """Without Triton and without a look at the lengths: every row reads as many keys as the table is wide."""
     page_size = k_cache.shape[1]
@@ -108,10 +127,13 @@ def _decode_on_device(
         return out.zero_()
     starts = torch.arange(block_table.shape[1], device=query.device) * page_size
     pages = block_table.long().masked_fill(starts >= seq_lens[:, None], 0)
-    hidden = torch.arange(len(starts) * page_size, device=query.device) >= seq_lens[:, None]
+    positions = torch.arange(len(starts) * page_size, device=query.device)
+    hidden = positions >= seq_lens[:, None]
+    if window:
+        hidden |= positions < seq_lens[:, None] - window
     keys = k_cache[pages].flatten(1, 2).masked_fill(hidden[:, :, None, None], 0.0).transpose(1, 2)
     values = v_cache[pages].flatten(1, 2).masked_fill(hidden[:, :, None, None], 0.0).transpose(1, 2)
-    found = attend_exactly(query.unsqueeze(2), keys, values, hidden[:, None, None, None], scale)
+    found = attend_exactly(query.unsqueeze(2), keys, values, hidden[:, None, None, None], scale, softcap)
     return out.copy_(found.squeeze(2))
 
 
@@ -131,22 +153,34 @@ def split_count(programs: int, units: int) -> int:
     return min(next_power_of_2(wanted), _MAX_SPLITS)
 
 
-@triton.jit(do_not_specialize=["max_keys", "stride_lens", "stride_ts", "stride_te"])
+@triton.jit
+def _seen(
+    lens_ptr, sequence, max_keys, window, stride_lens,
+    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """(the first key that a sequence's query sees, one past the last, how many a split takes)."""
+    length = tl.maximum(tl.minimum(tl.load(lens_ptr + sequence * stride_lens).to(tl.int32), max_keys), 0)
+    start = length * 0
+    if WINDOWED:
+        start = tl.maximum(length - window, 0)
+    return start, length, (tl.cdiv(length - start, SPLITS) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+
+
+@triton.jit(do_not_specialize=["max_keys", "window", "stride_lens", "stride_ts", "stride_te"])
 def _decode_split(
-    query_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, out_ptr, acc_ptr, stats_ptr, scale_log2, max_keys,
+    query_ptr, k_ptr, v_ptr, lens_ptr, table_ptr, out_ptr, acc_ptr, stats_ptr, scale_log2, cap_log2, max_keys, window,
     stride_qt, stride_qh, stride_qd, stride_kp, stride_kr, stride_kh, stride_kd,
     stride_vp, stride_vr, stride_vh, stride_vd, stride_lens, stride_ts, stride_te, stride_ot, stride_oh, stride_od,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr, SHIFT: tl.constexpr, BY_WHILE: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr, BY_WHILE: tl.constexpr,
 ):  # fmt: skip
     SLICES: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
     sequence = (tl.program_id(0) // (KV_HEADS * SLICES)).to(tl.int64)
     kv_head = (tl.program_id(0) // SLICES) % KV_HEADS
     split = tl.program_id(1)
-    length = tl.maximum(tl.minimum(tl.load(lens_ptr + sequence * stride_lens).to(tl.int32), max_keys), 0)
-    chunk = (tl.cdiv(length, SPLITS) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    first = split * chunk
+    start, length, chunk = _seen(lens_ptr, sequence, max_keys, window, stride_lens, SPLITS, BLOCK_N, WINDOWED)
+    first = start + split * chunk
     last = tl.minimum(first + chunk, length)
 
     member = (tl.program_id(0) % SLICES) * BLOCK_G + tl.arange(0, BLOCK_G)
@@ -165,18 +199,20 @@ def _decode_split(
     total = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     if BY_WHILE:
-        start = first
-        while start < last:
+        at_key = first
+        while at_key < last:
             maximum, total, acc = _decode_block(
-                q, k_ptr, v_ptr, table_ptr, start, last, dim, maximum, total, acc, scale_log2, stride_te,
-                stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd, HEAD_DIM, PAGE, BLOCK_N, PARTS, SHIFT,
+                q, k_ptr, v_ptr, table_ptr, at_key, last, dim, maximum, total, acc, scale_log2, cap_log2, stride_te,
+                stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd, HEAD_DIM, PAGE, BLOCK_N,
+                CAPPED, PARTS, SHIFT,
             )  # fmt: skip
-            start += BLOCK_N
+            at_key += BLOCK_N
     else:
-        for start in tl.range(first, last, BLOCK_N):
+        for at_key in tl.range(first, last, BLOCK_N):
             maximum, total, acc = _decode_block(
-                q, k_ptr, v_ptr, table_ptr, start, last, dim, maximum, total, acc, scale_log2, stride_te,
-                stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd, HEAD_DIM, PAGE, BLOCK_N, PARTS, SHIFT,
+                q, k_ptr, v_ptr, table_ptr, at_key, last, dim, maximum, total, acc, scale_log2, cap_log2, stride_te,
+                stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd, HEAD_DIM, PAGE, BLOCK_N,
+                CAPPED, PARTS, SHIFT,
             )  # fmt: skip
 
     if SPLITS == 1:
@@ -196,9 +232,10 @@ def _decode_split(
 
 @triton.jit
 def _decode_block(
-    q, k_ptr, v_ptr, table_ptr, start, last, dim, maximum, total, acc, scale_log2, stride_te,
+    q, k_ptr, v_ptr, table_ptr, start, last, dim, maximum, total, acc, scale_log2, cap_log2, stride_te,
     stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
-    HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     positions = start + tl.arange(0, BLOCK_N)
     inside = positions < last
@@ -206,20 +243,21 @@ def _decode_block(
     used = inside[:, None] & (dim < HEAD_DIM)[None, :]
     k = tl.load(k_ptr + (page * stride_kp + row * stride_kr)[:, None] + dim[None, :] * stride_kd, mask=used, other=0.0)
     v = tl.load(v_ptr + (page * stride_vp + row * stride_vr)[:, None] + dim[None, :] * stride_vd, mask=used, other=0.0)
-    return attend_block(q, k, v, inside[None, :], maximum, total, acc, scale_log2, True, PARTS, SHIFT)
+    visible = inside[None, :]
+    return attend_block(q, k, v, visible, maximum, total, acc, scale_log2, cap_log2, True, CAPPED, PARTS, SHIFT)
 
 
-@triton.jit(do_not_specialize=["max_keys", "stride_lens"])
+@triton.jit(do_not_specialize=["max_keys", "window", "stride_lens"])
 def _join_splits(
-    acc_ptr, stats_ptr, lens_ptr, out_ptr, max_keys, stride_lens, stride_ot, stride_oh, stride_od,
+    acc_ptr, stats_ptr, lens_ptr, out_ptr, max_keys, window, stride_lens, stride_ot, stride_oh, stride_od,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     sequence, head = row // HEADS, row % HEADS
-    length = tl.maximum(tl.minimum(tl.load(lens_ptr + sequence * stride_lens).to(tl.int32), max_keys), 0)
-    chunk = (tl.cdiv(length, SPLITS) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    start, length, chunk = _seen(lens_ptr, sequence, max_keys, window, stride_lens, SPLITS, BLOCK_N, WINDOWED)
     split = tl.arange(0, SPLITS)
-    written = split * chunk < length
+    written = start + split * chunk < length
     rows = tl.num_programs(0).to(tl.int64) * SPLITS
     maximum = tl.load(stats_ptr + row * SPLITS + split, mask=written, other=float("-inf"))
     total = tl.load(stats_ptr + rows + row * SPLITS + split, mask=written, other=0.0)
@@ -242,6 +280,8 @@ def _launch(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     scale: float,
+    window: int,
+    softcap: float,
     out: torch.Tensor,
 ) -> None:
     sequences, heads, head_dim = query.shape
@@ -257,17 +297,20 @@ def _launch(
     if splits > 1:
         acc = torch.empty(sequences * heads * splits * head_dim, dtype=torch.float32, device=device)
         stats = torch.empty(2 * sequences * heads * splits, dtype=torch.float32, device=device)
+    factor, cap = (scale / softcap, softcap * LOG2_E) if softcap else (scale * LOG2_E, 0.0)
+    window = min(window, max_keys)
     launch(
         _decode_split, (programs, splits), device,
-        query, k_cache, v_cache, seq_lens, block_table, out, acc, stats, scale * LOG2_E, max_keys,
+        query, k_cache, v_cache, seq_lens, block_table, out, acc, stats, factor, cap, max_keys, window,
         *query.stride(), *k_cache.stride(), *v_cache.stride(), *seq_lens.stride(), *block_table.stride(), *out.stride(),
-        KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, PAGE=page_size, SPLITS=splits, BY_WHILE=loops_by_while(),
-        **probability_parts(query.dtype), **meta,
+        KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, PAGE=page_size, SPLITS=splits,
+        WINDOWED=window > 0, CAPPED=cap > 0, BY_WHILE=loops_by_while(), **probability_parts(query.dtype), **meta,
     )  # fmt: skip
     if splits > 1:
         block_d = min(64, meta["BLOCK_D"])
         launch(
             _join_splits, (sequences * heads, -(-head_dim // block_d)), device,
-            acc, stats, seq_lens, out, max_keys, *seq_lens.stride(), *out.stride(),
-            HEADS=heads, HEAD_DIM=head_dim, SPLITS=splits, BLOCK_N=meta["BLOCK_N"], BLOCK_D=block_d, num_warps=4,
+            acc, stats, seq_lens, out, max_keys, window, *seq_lens.stride(), *out.stride(),
+            HEADS=heads, HEAD_DIM=head_dim, SPLITS=splits, BLOCK_N=meta["BLOCK_N"], BLOCK_D=block_d,
+            WINDOWED=window > 0, num_warps=4,
         )  # fmt: skip

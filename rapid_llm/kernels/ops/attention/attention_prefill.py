@@ -17,8 +17,10 @@ from rapid_llm.kernels.ops.attention._online_softmax import attend_block, block_
 from rapid_llm.kernels.ops.attention._paged import (
     LOG2_E,
     allocate,
+    attend_capped,
     attend_exactly,
     check_attention,
+    check_limits,
     loops_by_while,
     probability_parts,
     sequence_heads,
@@ -40,6 +42,8 @@ def attention_prefill(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of ragged query chunks over the paged cache. See `rapid_llm.kernels.attention_prefill`.
@@ -48,6 +52,8 @@ def attention_prefill(
     page outside the cache, is an `ArgumentError`; on CUDA keys beyond the table are not read.
     """
     check_attention(_OP, query, k_cache, v_cache, seq_lens, block_table)
+    if window or softcap:
+        check_limits(_OP, window, softcap)
     if cu_seqlens_q.ndim != 1 or cu_seqlens_q.shape[0] != seq_lens.shape[0] + 1:
         raise ArgumentError(
             f"{_OP}: cu_seqlens_q must have {seq_lens.shape[0] + 1} entries, got shape {tuple(cu_seqlens_q.shape)}"
@@ -57,11 +63,10 @@ def attention_prefill(
             f"{_OP}: cu_seqlens_q must be int32 on {query.device}, got {cu_seqlens_q.dtype} on {cu_seqlens_q.device}"
         )
     out = allocate(_OP, query, out)
-    if use_triton(_OP, query) and attempt(
-        _OP, _launch, query, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table, float(scale), out
-    ):
+    args = (query, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table, float(scale), int(window), float(softcap))
+    if use_triton(_OP, query) and attempt(_OP, _launch, *args, out):
         return out
-    return _prefill_by_sequence(query, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table, scale, out)
+    return _prefill_by_sequence(*args, out)
 
 
 def _prefill_by_sequence(
@@ -72,6 +77,8 @@ def _prefill_by_sequence(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     scale: float,
+    window: int,
+    softcap: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
     bounds, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
@@ -89,31 +96,43 @@ def _prefill_by_sequence(
         if begin == end:
             continue
         pages = block_table[i, : -(-length // page_size)].tolist()
-        keys, values = sequence_heads(_OP, i, k_cache, v_cache, block_table, pages, length)
+        before = length - (end - begin)  # keys that the first token has behind it
+        start = max(before + 1 - window, 0) if window else 0
+        keys, values = sequence_heads(_OP, i, k_cache, v_cache, block_table, pages, length, start)
         rows = query[begin:end].transpose(0, 1).unsqueeze(0)
         if query.dtype != torch.float32:  # 16-bit probabilities would not be accurate enough
             rows, keys, values = rows.float(), keys.float(), values.float()
         for at in range(0, end - begin, _CPU_BLOCK):
             block = rows[:, :, at : at + _CPU_BLOCK]
-            seen = length - (end - begin) + at + block.shape[2]
-            found = _attend_causal(block, keys[:, :, :seen], values[:, :, :seen], scale)
+            last, first = before + at + block.shape[2] - start, max(before + at + 1 - window - start, 0)
+            seen = slice(first if window else 0, last)
+            found = _attend_causal(block, keys[:, :, seen], values[:, :, seen], scale, window, softcap)
             out[begin + at : begin + at + block.shape[2]] = found[0].transpose(0, 1)
     return out
 
 
-def _attend_causal(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of (1, heads, rows, dim) queries, the last of which sees every key and each earlier one a key less."""
+def _attend_causal(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int = 0, softcap: float = 0.0
+) -> torch.Tensor:
+    """Attention of (1, heads, rows, dim) queries, the last of which sees every key up to the last one and each earlier
+    one a key less; a window ends what it sees at the other end."""
     rows, length = query.shape[2], keys.shape[2]
-    if query.is_cuda:
+    if query.is_cuda or softcap:
         hidden = torch.ones(rows, length, dtype=torch.bool, device=query.device).triu_(length - rows + 1)
-        return attend_exactly(query, keys, values, hidden, scale)
+        if window:
+            hidden |= torch.ones_like(hidden).tril_(length - rows - window)
+        attend = attend_exactly if query.is_cuda else attend_capped
+        return attend(query, keys, values, hidden, scale, softcap)
     if not scale > 0:  # torch scales its mask along with the scores: -inf must stay -inf
         query, scale = query * scale, 1.0
+    narrow = 0 < window < length
     if rows == 1:
         return scaled_dot_product_attention(query, keys, values, scale=scale, enable_gqa=True)
-    if rows == length:  # torch's own causal mask counts from the first key
+    if rows == length and not narrow:  # torch's own causal mask counts from the first key
         return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
     mask = torch.full((rows, length), float("-inf")).triu_(length - rows + 1)
+    if narrow:
+        mask += torch.full((rows, length), float("-inf")).tril_(length - rows - window)
     return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
@@ -131,15 +150,20 @@ def _tiles(sm: int, *, head_dim: int, group: int, itemsize: int, rows: int) -> M
     return {"BLOCK_M": block_m, "BLOCK_D": block_d, "BLOCK_N": block_n, "num_warps": warps, "num_stages": 2}
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "max_keys", "stride_cu", "stride_lens", "stride_ts", "stride_te"])
+@triton.jit(
+    do_not_specialize=[
+        *("tokens", "sequences", "max_keys", "window", "stride_cu", "stride_lens", "stride_ts", "stride_te")
+    ]
+)
 def _prefill(
-    query_ptr, k_ptr, v_ptr, cu_ptr, lens_ptr, table_ptr, out_ptr, scale_log2, tokens, sequences, max_keys,
+    query_ptr, k_ptr, v_ptr, cu_ptr, lens_ptr, table_ptr, out_ptr, scale_log2, cap_log2, tokens, sequences, max_keys,
+    window,
     stride_qt, stride_qh, stride_qd, stride_kp, stride_kr, stride_kh, stride_kd,
     stride_vp, stride_vr, stride_vh, stride_vd, stride_cu, stride_lens, stride_ts, stride_te,
     stride_ot, stride_oh, stride_od,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr, SHIFT: tl.constexpr, BY_WHILE: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr, BY_WHILE: tl.constexpr,
 ):  # fmt: skip
     # The last tiles of a sequence see the most keys: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -175,34 +199,37 @@ def _prefill(
     if PARTS == 0:
         q = q.to(tl.float32)
 
-    # Token t of the chunk sees the keys before `before + t + 1`; blocks that all rows see whole need no mask.
+    # Token t of the chunk sees the keys before `before + t + 1`; blocks that all rows see whole need no mask. With a
+    # window every block is masked, from the first key that the first row sees on.
     before = length - (end - begin)
     limit = before + token + 1
     last = tl.where(first < end - begin, before + tl.minimum(first + BLOCK_Q, end - begin), 0)
     whole = tl.minimum(tl.maximum(before + first + 1, 0), tl.maximum(last, 0)) // BLOCK_N * BLOCK_N
+    if WINDOWED:
+        whole = tl.maximum(before + first + 1 - window, 0)
     table_ptr += tl.where(real, sequence, 0) * stride_ts
     k_ptr += kv_head * stride_kh
     v_ptr += kv_head * stride_vh
     maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for MASKED in tl.static_range(2):
+    for MASKED in tl.static_range(1 if WINDOWED else 0, 2):
         if BY_WHILE:
             start = 0 if MASKED == 0 else whole
             stop = whole if MASKED == 0 else last
             while start < stop:
                 maximum, total, acc = _prefill_block(
-                    q, k_ptr, v_ptr, table_ptr, start, last, limit, dim, maximum, total, acc, scale_log2, stride_te,
-                    stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
-                    MASKED, HEAD_DIM, PAGE, BLOCK_D, BLOCK_N, PARTS, SHIFT,
+                    q, k_ptr, v_ptr, table_ptr, start, last, limit, window, dim, maximum, total, acc, scale_log2,
+                    cap_log2, stride_te, stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
+                    MASKED, HEAD_DIM, PAGE, BLOCK_D, BLOCK_N, WINDOWED, CAPPED, PARTS, SHIFT,
                 )  # fmt: skip
                 start += BLOCK_N
         else:
             for start in tl.range(0 if MASKED == 0 else whole, whole if MASKED == 0 else last, BLOCK_N):
                 maximum, total, acc = _prefill_block(
-                    q, k_ptr, v_ptr, table_ptr, start, last, limit, dim, maximum, total, acc, scale_log2, stride_te,
-                    stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
-                    MASKED, HEAD_DIM, PAGE, BLOCK_D, BLOCK_N, PARTS, SHIFT,
+                    q, k_ptr, v_ptr, table_ptr, start, last, limit, window, dim, maximum, total, acc, scale_log2,
+                    cap_log2, stride_te, stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
+                    MASKED, HEAD_DIM, PAGE, BLOCK_D, BLOCK_N, WINDOWED, CAPPED, PARTS, SHIFT,
                 )  # fmt: skip
     found = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row without keys has accumulated exactly 0
     target = out_ptr + (at * stride_ot + head * stride_oh)[:, None] + dim[None, :] * stride_od
@@ -211,10 +238,10 @@ def _prefill(
 
 @triton.jit
 def _prefill_block(
-    q, k_ptr, v_ptr, table_ptr, start, last, limit, dim, maximum, total, acc, scale_log2, stride_te,
-    stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
+    q, k_ptr, v_ptr, table_ptr, start, last, limit, window, dim, maximum, total, acc, scale_log2, cap_log2,
+    stride_te, stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
     MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr, SHIFT: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     positions = start + tl.arange(0, BLOCK_N)
     inside = positions < last
@@ -228,7 +255,9 @@ def _prefill_block(
     k = tl.load(k_at, mask=used, other=0.0)
     v = tl.load(v_at, mask=used, other=0.0)
     visible = positions[None, :] < limit[:, None]
-    return attend_block(q, k, v, visible, maximum, total, acc, scale_log2, MASKED, PARTS, SHIFT)
+    if WINDOWED:
+        visible = visible & (positions[None, :] >= (limit - window)[:, None])
+    return attend_block(q, k, v, visible, maximum, total, acc, scale_log2, cap_log2, MASKED, CAPPED, PARTS, SHIFT)
 
 
 def _launch(
@@ -239,6 +268,8 @@ def _launch(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
     scale: float,
+    window: int,
+    softcap: float,
     out: torch.Tensor,
 ) -> None:
     tokens, heads, head_dim = query.shape
@@ -253,12 +284,15 @@ def _launch(
     members = min(group, meta["BLOCK_M"])
     block_q = meta["BLOCK_M"] // members
     grid = (tokens // block_q + sequences + 1, kv_heads * -(-group // members))
+    factor, cap = (scale / softcap, softcap * LOG2_E) if softcap else (scale * LOG2_E, 0.0)
+    max_keys = block_table.shape[1] * page_size
+    window = min(window, max_keys)
     launch(
         _prefill, grid, query.device,
-        query, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table, out, scale * LOG2_E,
-        tokens, sequences, block_table.shape[1] * page_size,
+        query, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table, out, factor, cap,
+        tokens, sequences, max_keys, window,
         *query.stride(), *k_cache.stride(), *v_cache.stride(), *cu_seqlens_q.stride(), *seq_lens.stride(),
         *block_table.stride(), *out.stride(),
-        GROUP=group, HEAD_DIM=head_dim, PAGE=page_size, MEMBERS=members, BLOCK_Q=block_q, BY_WHILE=loops_by_while(),
-        **probability_parts(query.dtype), **meta,
+        GROUP=group, HEAD_DIM=head_dim, PAGE=page_size, MEMBERS=members, BLOCK_Q=block_q,
+        WINDOWED=window > 0, CAPPED=cap > 0, BY_WHILE=loops_by_while(), **probability_parts(query.dtype), **meta,
     )  # fmt: skip
