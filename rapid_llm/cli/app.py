@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import typer
 
 from .app_author import author
 from .app_cache import cache
+from .app_generate import Model, Threads, speak
 from .app_tune import tune
 from .declare import Json
 from .declare import example as _example
 from .declare import group as _group
 from .support import guarded
 
-MAX_TOKENS: Final = 256
-"""The command line's own limit on an answer: the library's is for programs, and too short to read."""
-
-TEMPERATURE: Final = 0.0
-"""The command line's own temperature: the same question gives the same answer."""
-
 app = _group("LLM inference in which every operator is a declared, verified and measured choice.")
 kernels = _group("Implementations of each operator: which there are, which runs.")
 models = _group("Models: list, fetch, look into a file.")
+speak(app)
 author(kernels)
 tune(kernels)
 app.add_typer(kernels, name="kernels")
@@ -46,119 +42,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-Model = Annotated[
-    str | None, typer.Option("--model", "-m", help="A known name, or the path of a GGUF file. Default: SmolLM2 135M.")
-]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16. float32 is exact; auto is fastest.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, typer.Option(help="Compute threads on CPU. Default: what this machine grants.")]
-Context = Annotated[int | None, typer.Option("--max-model-len", help="Longest prompt plus answer, in tokens.")]
-MaxTokens = Annotated[int, typer.Option(help="At most this many tokens of answer.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the most probable token; 1 samples as the model says.")]
-TopK = Annotated[int | None, typer.Option(help="Sample among the K most probable tokens. Default: off.")]
-TopP = Annotated[float | None, typer.Option(help="Sample among the fewest tokens of this total probability.")]
-MinP = Annotated[float | None, typer.Option(help="Leave out tokens less probable than this times the best one.")]
-Seed = Annotated[int | None, typer.Option(help="Makes the drawn tokens repeatable.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer at this text. May be given several times.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end token.")]
-Stats = Annotated[bool, typer.Option("--stats", help="Say afterwards where the time went, op by op.")]
-
-
-def _sampling(**given: Any) -> dict[str, Any]:
-    """What was given; the rest keeps the defaults of `SamplingParams`."""
-    return {name: value for name, value in given.items() if value is not None}
-
-
-@app.command(
-    epilog=_example(
-        'rapid-llm generate "The capital of France is" --max-tokens 20',
-        'rapid-llm generate --chat "Why is the sky blue?" --stats',
-        "echo 'Once upon a time' | rapid-llm generate - --temperature 0.7 --seed 1",
-    )
-)
-@guarded
-def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads it from standard input.")],
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Ask PROMPT as a user, through the model's chat template.")
-    ] = False,
-    model: Model = None,
-    max_tokens: MaxTokens = MAX_TOKENS,
-    temperature: Temperature = TEMPERATURE,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    ignore_eos: IgnoreEos = False,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    threads: Threads = None,
-    max_model_len: Context = None,
-    stats: Stats = False,
-    json: Json = False,
-) -> None:
-    """Continue a text, printed as it comes."""
-    from .generate import run
-
-    run(
-        prompt,
-        as_chat=chat,
-        model=model,
-        options={"dtype": dtype, "device": device, "threads": threads, "max_model_len": max_model_len},
-        sampling=_sampling(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            stop=stop,
-            ignore_eos=ignore_eos,
-        ),
-        stats=stats,
-        json=json,
-    )
-
-
-@app.command(
-    epilog=_example(
-        "rapid-llm chat",
-        'rapid-llm chat --system "You answer in one sentence." --temperature 0.7',
-        "printf 'Hi\\nAnd in French?\\n' | rapid-llm chat",
-    )
-)
-@guarded
-def chat(
-    model: Model = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told before you speak.")] = None,
-    max_tokens: MaxTokens = 2 * MAX_TOKENS,
-    temperature: Temperature = TEMPERATURE,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    threads: Threads = None,
-    max_model_len: Context = None,
-) -> None:
-    """Talk to a model.
-
-    Each line is a message; /help lists what else can be typed, /exit or Ctrl-D ends.
-    """
-    from .chat import run
-
-    run(
-        model=model,
-        system=system,
-        options={"dtype": dtype, "device": device, "threads": threads, "max_model_len": max_model_len},
-        sampling=_sampling(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-        ),
-    )
 
 
 @app.command(epilog=_example("rapid-llm doctor", "rapid-llm doctor --env", "rapid-llm doctor --json"))

@@ -30,6 +30,8 @@ def run(
     from rapid_llm.engine.text.tokenizer import require_text
 
     params = make_params(sampling)
+    if not json:
+        _require_json(params)
     text = _read_stdin() if prompt == "-" else prompt
     if not text:
         fail("the prompt is empty; give at least one character", USAGE)
@@ -48,10 +50,20 @@ def run(
         if report is not None:
             result["stats"] = report.json()
         print_json(result)
-        if output.outputs[0].finish_reason == "error":
-            fail(output.outputs[0].stop_reason)
+        for answer in output.outputs:
+            if answer.finish_reason == "error":
+                fail(answer.stop_reason)
     elif report is not None:
         print(f"\n{report}", file=sys.stderr)
+
+
+def _require_json(params: SamplingParams) -> None:
+    """Some of what can be asked for has no place in a text that is printed as it comes."""
+    asked = {"n": params.n > 1, "logprobs": params.logprobs is not None}
+    asked["prompt-logprobs"] = params.prompt_logprobs is not None
+    for option, is_asked in asked.items():
+        if is_asked:
+            fail(f"--{option} is shown as JSON alone; give --json too", USAGE)
 
 
 def make_params(sampling: Mapping[str, Any]) -> SamplingParams:
@@ -59,7 +71,7 @@ def make_params(sampling: Mapping[str, Any]) -> SamplingParams:
     from rapid_llm.engine.params import SamplingParams
 
     with usage():
-        return SamplingParams(**sampling)
+        return SamplingParams.of(sampling)
 
 
 def make_llm(model: str | None, options: Mapping[str, Any]) -> LLM:

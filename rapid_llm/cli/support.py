@@ -61,9 +61,15 @@ def fail(text: object, status: int = BAD) -> NoReturn:
 _OPTIONS: Final = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "max_model_len", "threads"),
     *("dtype", "device", "model", "scheme", "backend"),
+    *("min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
+    *("logprobs", "prompt_logprobs"),
 )
 _WORDINGS: Final = (
     (rf"\b({'|'.join(_OPTIONS)})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} "),
+    (r"^n=(?=\S)", lambda m: "--n "),
+    (r"\bstop_token_ids=(?=\S)", lambda m: "--stop-token-id "),
+    (r"\bstructured\.choices=(?=\S)", lambda m: "--choice "),
+    (r"\bstructured\.(\w+)=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} "),
     (r"\bgive --dtype , one", lambda m: "give --dtype, one"),
     (r"\bpass allow=\('([^']+)',\)", lambda m: f"give --allow {m[1]}"),
     (r"\bgive dims=\{'(\w+)': \.\.\.\}", lambda m: f"give --dim {m[1]}=N"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rapid_llm import settings
-from rapid_llm.cli import app as commands
+from rapid_llm.cli import app_generate as commands
 from rapid_llm.models import hub
 
 from .support import call, environment, rapid_llm
