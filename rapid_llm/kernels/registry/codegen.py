@@ -6,6 +6,9 @@ registers that constrains more, or a device is met that has times, the function'
 `from rapid_llm.kernels import scale` stays valid.
 
 Under `torch.compile` the function is its torch op; eager calls never pass through torch.library.
+
+Ops are for inference. Some rows would record gradients and most would not, so a call of which autograd expects one is
+refused before any row is chosen.
 """
 
 from __future__ import annotations
@@ -83,7 +86,8 @@ def source(op: OpSpec) -> str:
     keywords = [f"{name}={name}" for name, kind, _ in params if kind == "kw"]
     call = ", ".join([*positional, *keywords])
     everything = ", ".join(names)
-    lines = [f"def {op.function}({', '.join(shown)}):", "    if _is_compiling():", *_compiled_branch(op)]
+    refusal = [f"        if {_grad_code(op)}:", f"            _refuse_grad({everything})"]
+    lines = [f"def {op.function}({', '.join(shown)}):", "    if _is_compiling():", *refusal, *_compiled_branch(op)]
     lines += ["    if _active[0]:", f"        return _slow({everything})"]
     if "out" in names:
         lines += ["    if out is not None:", f"        _check_out({everything})"]
@@ -91,6 +95,7 @@ def source(op: OpSpec) -> str:
         lines += [f"    _check_overlap({everything})"]
     lines += [
         "    try:",
+        *refusal,
         f"        row = _cache[{_key(op)}]",
         "    except (KeyError, AttributeError, IndexError):",
         "        row = None  # decided below, outside, so that an error there does not drag this one along",
@@ -109,6 +114,13 @@ def _compiled_branch(op: OpSpec) -> list[str]:
         return [f"        return _torch_inplace({inner})"]
     lines = [f"        if out is None: return _torch_op({inner})"] if op.parsed.takes_out else []
     return [*lines, f"        _torch_out({inner}, out=out)", "        return out"]
+
+
+def _grad_code(op: OpSpec) -> str:
+    """Whether autograd expects a gradient of a call: of an argument, or of `out`, which the call would overwrite."""
+    maybe = [a.name for a in op.parsed.tensors if a.optional] + (["out"] if op.parsed.takes_out else [])
+    sure = [f"{a.name}.requires_grad" for a in op.parsed.tensors if not a.optional]
+    return f"_grad() and ({' or '.join([*sure, *(f'({t} is not None and {t}.requires_grad)' for t in maybe)])})"
 
 
 def _key(op: OpSpec) -> str:
@@ -171,8 +183,10 @@ def _build(op: OpSpec) -> FunctionType:
         **_key_names(),
         "_active": overrides.active,
         "_cache": cache,
+        "_grad": torch.is_grad_enabled,
         "_is_compiling": torch.compiler.is_compiling,
         "_miss": _packed(op, lambda values, out: _miss(op, cache, values, out)),
+        "_refuse_grad": _packed(op, lambda values, out: _facts.refuse_grad(op, {**values, "out": out})),
         "_slow": _packed(op, lambda values, out: _slow(op, values, out)),
         "_check_out": _packed(op, lambda values, out: _check_out(op, values, out)),
         "_check_overlap": _packed(op, lambda values, out: check_overlap(op, values)),
@@ -267,6 +281,7 @@ def _call_slow(op: OpSpec) -> Callable[..., Any]:
 def _slow(op: OpSpec, values: dict[str, Any], out: Any) -> Any:
     """The path while a context forces a backend, the trace counts, or profiler ranges are on."""
     _dispatch.notice_environment()
+    _facts.refuse_grad(op, {**values, "out": out})
     if out is not None:
         _check_out(op, values, out)
     elif op.parsed.mutated:

@@ -131,6 +131,7 @@ def facts_of(op_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts
     if args:
         extra = {k: kwargs.pop(k) for k in ("allow", "prepack", "capturing") if k in kwargs}
         values, out = _facts.bind(op, args, kwargs)
+        _facts.refuse_grad(op, {**values, "out": out})
         found = replace(_facts.read(op, dims_reader(op), values, out), **extra)
         found = replace(found, allow=frozenset(found.allow))
     else:
@@ -166,7 +167,8 @@ def dispatch(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> 
     With example arguments, facts are read off them: `dispatch("rmsnorm", x, weight)`. Without, they are stated:
     `dispatch("linear", device="cpu", dtype="fp32", scheme="q4_1", dims={"tokens": 1})`; unstated dimensions rule out
     the rows that constrain them. `allow` names roundings the caller accepts, `prepack=True` promises to pass
-    `handle.prepack(weight)`. `backend` forces a backend or a row by name. Raises `NoKernelError` if every row is out.
+    `handle.prepack(weight)`. `backend` forces a backend or a row by name. Raises `NoKernelError` if every row is out,
+    and `ArgumentError` for arguments of which autograd expects a gradient: ops are for inference.
     """
     plugins.scan()
     notice_environment()

@@ -7,6 +7,7 @@ attributes.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,6 +134,19 @@ def read(op: OpSpec, dims_of: Callable[..., dict[str, int]], values: Mapping[str
         dims=dims,
         layout=_layout(op, everything),
     )
+
+
+def refuse_grad(op: OpSpec, values: Mapping[str, Any]) -> None:
+    """Raise `ArgumentError` if autograd records and would expect a gradient of one of the arguments."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for name, value in values.items():
+        if getattr(value, "requires_grad", False):
+            raise ArgumentError(
+                f"{op.id}: no op has a gradient, and {name} requires one; call it within torch.inference_mode() or "
+                f"torch.no_grad(), or pass {name}.detach()"
+            )
 
 
 def given(op: OpSpec, **given: Any) -> Facts:

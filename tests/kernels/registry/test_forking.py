@@ -19,6 +19,7 @@ import rapid_llm.kernels
 from rapid_llm.kernels.registry import forking
 from rapid_llm.kernels.registry.forking import Lock
 
+MODULES = ("threading", "_thread", "multiprocessing")
 PLAIN = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier", "allocate_lock"}
 REASONS = {
     "kernels/registry/forking.py": "makes the locks that a child finds free",
@@ -98,11 +99,11 @@ def test_who_forks_within_a_lock_still_holds_it() -> None:
 def plain_locks(source: str) -> set[str]:
     """The makers of plain locks that a module's source names, in calls and as default factories alike."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module in ("threading", "_thread", "multiprocessing"):
+    for node in ast.walk(ast.parse(source)) if any(module in source for module in MODULES) else ():
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
             found |= {name.name for name in node.names} & PLAIN
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in PLAIN:
-            found |= {node.attr} if node.value.id in ("threading", "_thread") else set()
+            found |= {node.attr} if node.value.id in MODULES else set()
     return found
 
 
