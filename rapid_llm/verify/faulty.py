@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.registry import get_op
-from rapid_llm.verify import faulty_layout, plain, plain_deepseek, plain_paged
+from rapid_llm.verify import faulty_layout, plain, plain_deepseek, plain_formats, plain_paged
 from rapid_llm.verify.ulp import FORMATS, round_to, truncate_to
 
 Fn = Callable[..., Any]
@@ -359,7 +359,7 @@ def plain_row(op_id: str) -> Fn:
 
 def own(op_id: str) -> list[FaultyRow]:
     """The wrong rows that are of one op alone, or of rows that its cases must have."""
-    faults = _FAULTS.get(op_id, ())
+    faults = _FAULTS.get(op_id, ()) + plain_formats.FAULTS.get(op_id, ())
     rows = [FaultyRow(op_id, f, functools.partial(plain_row(op_id), fault=f), d, s) for f, d, s in faults]
     for fault in faulty_layout.FAULTS.get(op_id, ()):
         rows.append(FaultyRow(op_id, fault, faulty_layout.wrapped(get_op(op_id), fault, plain_row(op_id)), "bf16"))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES, FP8, row_elements
 from rapid_llm.kernels.registry import ArgumentError
+from rapid_llm.verify import plain_formats
 
 
 def give(result: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -109,6 +110,8 @@ def dequantise(data: Tensor, scheme: str, fault: str = "") -> Tensor:
     """(rows, bytes) uint8 -> (rows, weights) fp32."""
     if scheme == FP8:
         return _dequantise_fp8(data, fault)
+    if scheme not in BLOCK_BYTES:
+        return plain_formats.dequantise(data, scheme, fault)
     size = BLOCK_BYTES[scheme]
     blocks = data.reshape(-1, size)
     d = blocks[:, :2].contiguous().view(torch.float16).float()

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from rapid_llm.kernels.ops.block_formats import DECODED
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Make = Callable[[torch.dtype], Call]
 
@@ -82,16 +84,25 @@ def _attention(
     return query, k_cache, v_cache, *offsets, lens, table, dim**-0.5
 
 
-def _logits(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    row = torch.zeros(rows)
 _LIMITS = {"window": 4096, "softcap": 50.0}
 
 
+def _logits(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    row = torch.zeros(rows)
     return torch.zeros(rows, vocab, dtype=dtype), row, row.int(), row, row, row
 
 
 TORCH_FLOORS = ("attention.mla_decode", "comm.dispatch", "comm.combine")
 """Ops whose native row is PyTorch on every device: none of their calls launches a kernel of Triton."""
+
+TORCH_DECODED = {"embedding": DECODED, "linear": tuple(scheme for scheme in DECODED if scheme != "q4_k")}
+"""Op -> schemes without a kernel of Triton of their own: PyTorch dequantises, and what multiplies then is the kernel
+for dense weights. Of `linear` one scheme stands for all."""
+
+
+def by_triton(op_id: str, scheme: str | None) -> bool:
+    """Whether an op's native row for a scheme has calls whose launches no other op or scheme has."""
+    return op_id not in TORCH_FLOORS and scheme not in TORCH_DECODED.get(op_id, ())
 
 
 def _fp8(rows: int, features: int, outputs: int, dtype: torch.dtype) -> Call:
@@ -145,10 +156,14 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "attention.decode": [
         ("8B, one sequence", lambda dtype: (_attention(1, 1, 4, 1, 128, ragged=False, dtype=dtype), {})),
         ("small model, a batch", lambda dtype: (_attention(9, 9, 9, 3, 64, ragged=False, dtype=dtype), {})),
+        ("Gemma 2", lambda dtype: (_attention(2, 2, 8, 4, 256, ragged=False, dtype=dtype), _LIMITS)),
+        ("window", lambda dtype: (_attention(9, 9, 32, 8, 128, ragged=False, dtype=dtype), {"window": 4096})),
     ],
     "attention.prefill": [
         ("8B", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {})),
         ("small model, short chunks", lambda dtype: (_attention(6, 3, 9, 3, 64, ragged=True, dtype=dtype), {})),
+        ("Gemma 2", lambda dtype: (_attention(512, 1, 8, 4, 256, ragged=True, dtype=dtype), _LIMITS)),
+        ("window", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {"window": 4096})),
     ],
     "sample": [
         ("152k", lambda dtype: (_logits(2, 151936, dtype=dtype), {})),
@@ -156,14 +171,10 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     ],
     "linear": [
         *(
-        ("Gemma 2", lambda dtype: (_attention(2, 2, 8, 4, 256, ragged=False, dtype=dtype), _LIMITS)),
-        ("window", lambda dtype: (_attention(9, 9, 32, 8, 128, ragged=False, dtype=dtype), {"window": 4096})),
             (f"dense, {rows} rows", lambda dtype, m=rows: (_linear(m, 576, 960, dtype=dtype), {}))  # type: ignore[misc]
             for rows in (1, 9, 200, 2000)
         ),
         ("odd, bias", lambda dtype: ((*_linear(3, 33, 65, dtype=dtype), torch.zeros(65, dtype=dtype)), {})),
-        ("Gemma 2", lambda dtype: (_attention(512, 1, 8, 4, 256, ragged=True, dtype=dtype), _LIMITS)),
-        ("window", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {"window": 4096})),
         ("strided", lambda dtype: ((_matrix(9, 66, dtype=dtype)[:, ::2], _matrix(33, 65, dtype=dtype).t()), {})),
         *(
             (f"{scheme}, {rows} rows", lambda dtype, m=rows, s=scheme: _linear_blocks(m, 576, 960, s, dtype=dtype))  # type: ignore[misc]
@@ -173,6 +184,7 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
             (f"fp8_block128, {rows} rows", lambda dtype, m=rows: _fp8(m, 512, 960, dtype=dtype))  # type: ignore[misc]
             for rows in (1, 9, 40, 2000)
         ),
+        ("q4_k", lambda dtype: ((_matrix(9, 512, dtype), torch.zeros(64, 288, dtype=torch.uint8)), {"scheme": "q4_k"})),
         (
             "fp8_block128, odd stride",
             lambda dtype: (

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from tests.kernels.examples import EXAMPLES, TORCH_FLOORS
+from tests.kernels.examples import EXAMPLES, TORCH_FLOORS, by_triton
 from tests.kernels.triton_compile import (
     DTYPES,
     SHARED_LIMIT,
@@ -38,7 +38,8 @@ OPS = {op.id: op for op in registry.ops() if op.id not in TORCH_FLOORS}
 
 def _native_rows(op_id: str) -> dict[str, str]:
     """scheme ('' for ops without schemes) -> native row name."""
-    return {s: r.name for r in registry.rows(op_id) if r.backend == "native" for s in (r.schemes or ("",))}
+    native = [r for r in registry.rows(op_id) if r.backend == "native"]
+    return {s: r.name for r in native for s in (r.schemes or ("",)) if by_triton(op_id, s)}
 
 
 @pytest.mark.parametrize("op_id", OPS)

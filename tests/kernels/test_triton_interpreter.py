@@ -15,7 +15,7 @@ from rapid_llm.kernels import registry
 from rapid_llm.kernels.ops.triton_support import INTERPRETED, broken
 from rapid_llm.kernels.registry import probes
 from rapid_llm.verify.conformance import check_row
-from tests.kernels.examples import TORCH_FLOORS
+from tests.kernels.examples import by_triton
 
 pytestmark = [
     pytest.mark.interpreter,
@@ -29,8 +29,9 @@ ROWS = [
     (op.id, row.name, dtype, scheme)
     for op in registry.ops()
     for row in registry.rows(op.id)
-    if row.is_native and op.id not in TORCH_FLOORS
+    if row.is_native
     for scheme in (row.schemes or (None,))
+    if by_triton(op.id, scheme)
     for dtype in row.dtypes
     if dtype != "bf16" and probes.load(op.cases)(dtype, "cpu", scheme, budget="interpret")
 ]
@@ -42,8 +43,9 @@ def test_every_native_row_is_run() -> None:
         (r.name, s)
         for op in registry.ops()
         for r in registry.rows(op.id)
-        if r.is_native and op.id not in TORCH_FLOORS
+        if r.is_native
         for s in r.schemes or (None,)
+        if by_triton(op.id, s)
     }
     assert {(name, scheme) for _, name, _, scheme in ROWS} == wanted
 

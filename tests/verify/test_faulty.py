@@ -6,6 +6,7 @@ import pytest
 
 import rapid_llm.kernels.ops  # noqa: F401  (registers the ops)
 from rapid_llm.kernels import registry
+from rapid_llm.kernels.ops.block_formats import DECODED
 from rapid_llm.kernels.registry import OpSpec
 from rapid_llm.verify import faulty_layout
 from rapid_llm.verify.conformance import check_callable, variants
@@ -28,7 +29,12 @@ def _native(op: OpSpec) -> list[tuple[str, str | None]]:
     return sorted({pair for row in rows for pair in variants(op, row)}, key=str)
 
 
-RIGHT = [(op.id, dtype, scheme) for op in registry.ops() for dtype, scheme in _native(op)]
+RIGHT = [
+    (op.id, dtype, scheme)
+    for op in registry.ops()
+    for dtype, scheme in _native(op)
+    if dtype not in ("bf16", "fp16") or scheme not in DECODED  # which differ in how they are read alone
+]
 
 
 @pytest.mark.parametrize("row", BATTERY, ids=lambda row: row.id)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.ops.block_formats import FP8, GROUP
+from rapid_llm.kernels.ops.block_formats import (
+    BLOCK_BYTES,
+    DECODED,
+    FORMATS,
+    FP8,
+    FP8_CHANNEL,
+    GROUP,
+    INT4_GROUPS,
+    INT8_CHANNEL,
+)
+from rapid_llm.verify import gguf_formats
 from rapid_llm.verify.cases.build import (
     Case,
     Device,
@@ -35,19 +46,31 @@ def _interpreted() -> bool:
     return bool(INTERPRETED)
 
 
+def _whole(k: int, scheme: str) -> int:
+    """k, or the next multiple of what the scheme's blocks hold."""
+    step = 1 if scheme == DENSE or scheme in BLOCK_BYTES else FORMATS[scheme].weights
+    return -(-k // step) * step
+
+
 def _extreme_blocks(g: torch.Generator, rows: int, elements: int, scheme: str, largest: float = 65504.0) -> Tensor:
-    """Blocks whose scale is 0, subnormal, the largest, or negative."""
+    """Blocks whose scale is 0, subnormal, the largest, or negative. `largest`: of q8_0, whose codes reach 128."""
     data = random_blocks(g, rows, elements, scheme)
-    if scheme == FP8:
-        scales = torch.tensor([0.0, 2.0**-130, largest / 500, -largest / 500, -1.5])[torch.arange(rows) % 5]
-        width = elements // GROUP
+    if scheme in (FP8, FP8_CHANNEL, INT8_CHANNEL):
+        limit = largest if scheme == INT8_CHANNEL else largest / 500
+        scales = torch.tensor([0.0, 2.0**-130, limit, -limit, -1.5])[torch.arange(rows) % 5]
+        width = elements // GROUP if scheme == FP8 else 1
         each = scales[:, None].expand(rows, width).contiguous()
         data[:, elements : elements + 4 * width] = each.view(torch.uint8)
         return data
-    size = data.shape[1] // (elements // 32)
-    blocks = data.view(rows, -1, size)
-    for row, scale in enumerate((0.0, 2.0**-24, largest, -largest, -1.5)):
-        blocks[row % rows, :, 0:2] = torch.tensor([scale], dtype=torch.float16).view(torch.uint8)
+    if scheme in INT4_GROUPS:
+        start, size = elements // 2, 4
+        blocks = data[:, start : start + elements // FORMATS[scheme].weights * size].unflatten(1, (-1, size))
+    else:
+        blocks = data.view(rows, -1, FORMATS[scheme].block)
+    limit = largest * min(128 / gguf_formats.REACH.get(scheme, 128), 1.0)
+    at = gguf_formats.HALVES.get(scheme, (0,))[0]
+    for row, scale in enumerate((0.0, 2.0**-24, limit, -limit, -1.5)):
+        blocks[row % rows, :, at : at + 2] = torch.tensor([scale], dtype=torch.float16).view(torch.uint8)
     return data
 
 
@@ -64,6 +87,8 @@ def embedding(dtype: str, device: Device, scheme: str | None = None, *, budget: 
     def table(g: torch.Generator, vocab: int, hidden: int) -> Tensor:
         return normal(g, (vocab, hidden), kind) if scheme == DENSE else random_blocks(g, vocab, hidden, scheme)
 
+    wide_enough = _whole(64, scheme)
+
     def case(
         name: str,
         ids: tuple[int, ...],
@@ -77,6 +102,8 @@ def embedding(dtype: str, device: Device, scheme: str | None = None, *, budget: 
         low: int = 0,
         **more: Any,
     ) -> Case:
+        hidden = _whole(hidden, scheme)
+
         def make(g: torch.Generator) -> dict[str, Any]:
             chosen = torch.randint(low, vocab - low, ids, generator=g).to(index)
             if chosen.numel() > 2:
@@ -93,7 +120,7 @@ def embedding(dtype: str, device: Device, scheme: str | None = None, *, budget: 
         if scheme == DENSE:
             weight = every_bit_pattern(g, 8 * 64, kind).view(8, 64)
         else:
-            weight = _extreme_blocks(g, 8, 64, scheme)
+            weight = _extreme_blocks(g, 8, wide_enough, scheme)
         return {"input": torch.arange(8, device=device), "weight": weight.to(device), "scheme": scheme}
 
     def outside() -> list[Case]:
@@ -109,6 +136,16 @@ def embedding(dtype: str, device: Device, scheme: str | None = None, *, budget: 
             case("plain", (3,), 7, 96, index=torch.int32, outs=("strided",)),
             case("plain", (2, 2), 9, 64, layout="sliced", id_layout="stepped", to=torch.bfloat16),
             Case("bits", bit_patterns),
+        ]
+    if scheme in DECODED:
+        return [
+            case("empty", (2, 0), 5, 32),
+            case("plain", (7,), 41, 576, outs=("strided",)),
+            case("shape", (2, 3, 2), 11, 64, index=torch.int32),
+            *(case("layout", (9,), 12, 96, layout=name, id_layout="stepped") for name in ("sliced", "offset")),
+            case("cast", (9,), 12, 96, to=torch.bfloat16),
+            Case("bits", bit_patterns),
+            *outside(),
         ]
     widths = (1, 33, 576, 1000) if scheme == DENSE else (32, 96, 576, 1024)
     layouts = ("sliced", "offset", "transposed", "stepped", "expanded") if scheme == DENSE else ("sliced", "offset")
@@ -135,7 +172,6 @@ class _Linear:
         self.device = device
         self.scheme = scheme
         self.dense = scheme == DENSE
-        self.step = GROUP if scheme == FP8 else 1
 
     def weight(self, g: torch.Generator, n: int, k: int, *, exact: bool = False, spread: float = 0.5) -> Tensor:
         if not self.dense:
@@ -201,7 +237,7 @@ class _Linear:
 
     def whole(self, k: int) -> int:
         """k, or the next multiple of what the scheme's blocks hold."""
-        return -(-k // self.step) * self.step
+        return _whole(k, self.scheme)
 
     def cancelling(self, m: int, k: int, n: int) -> Case:
         """Large terms that cancel: partial sums leave fp16's range, and bf16's precision, before they come back."""
@@ -264,6 +300,8 @@ def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str
             case("parted", (2, 3), 64, 16, layouts=("parted", "contiguous"), outs=("parted",)),
             *([case("plain", 2, 256, 9, layouts=("contiguous", "offset"))] if make.scheme == FP8 else []),
         ]
+    if make.scheme in DECODED:
+        return _decoded(make, min(precision, 13))
     sizes = [(1, 64, 48), (1, 576, 192), (2, 96, 33), (8, 128, 65)]
     sizes += [(9, 64, 40), (17, 160, 129), (33, 64, 96), (70, 64, 31)]
     layouts = [("offset", "offset"), ("sliced", "sliced"), ("stepped", "contiguous"), ("expanded", "contiguous")]
@@ -302,4 +340,23 @@ def linear(dtype: str, device: Device, scheme: str | None = None, *, budget: str
         *(make.family(name, m) for name in FAMILIES for m in (1, 5)),
         case("beyond 2^31", 2, 64, 20, layouts=("far", "contiguous"), seeds=1),
         case("beyond 2^31", 2, 64, 3, layouts=("contiguous", "far"), seeds=1),
+    ]
+
+
+def _decoded(make: _Linear, bits: int) -> list[Case]:
+    """What tells right from wrong for a weight that is dequantised and multiplied as a dense one; of that, the cases
+    of the dense scheme have the rest."""
+    case, strided = functools.partial(make.case, seeds=1), ("strided",)
+    return [
+        case("empty", 0, 64, 32),
+        *(case("plain", *size) for size in ((1, 576, 33), (17, 96, 40))),
+        case("aliased", 6, 64, 64, outs=("try is:input", "try overlap:input")),
+        case("vector", (), 64, 33, bias="stepped"),
+        case("parted", (2, 3), 96, 64, layouts=("parted", "sliced"), bias="contiguous", outs=("parted",)),
+        case("exact", 33, 128, 65, exact=True, bias="contiguous"),
+        make.needles("needles", 5, 96, 33, bits=bits),
+        case("layout", 5, 96, 33, layouts=("stepped", "offset")),
+        *make.extremes(),
+        make.special(3, 64, 24),
+        case("whole", 4, 96, 64, bias="contiguous", outs=strided),
     ]

@@ -1,8 +1,10 @@
 """Token embedding from a dense or block-quantised table."""
 
+from rapid_llm.kernels.ops.block_formats import FORMATS, FP8
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, Out, register
 
-SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
+SCHEMES = ("unquantized", *(scheme for scheme in FORMATS if scheme != FP8))
+"""Embedding tables come dense, in GGUF's blocks, or in what this package quantises to."""
 
 EMBEDDING = OpSpec(
     id="embedding",
@@ -23,7 +25,7 @@ EMBEDDING = OpSpec(
     doc="""Rows of `weight` by token id.
 
     input: ids of any shape, int32 or int64, each in [0, vocab); on CPU an id outside is an IndexError, on CUDA its row
-    is zeros. weight: (vocab, hidden) dense for scheme 'unquantized', else (vocab, block bytes) uint8 GGUF blocks.
+    is zeros. weight: (vocab, hidden) dense for scheme 'unquantized', else (vocab, bytes) uint8 as `linear` has them.
     dtype: of the result; default weight's own, fp32 for quantised tables. Returns (*input.shape, hidden).
     """,
 )

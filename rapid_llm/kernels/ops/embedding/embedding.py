@@ -1,4 +1,7 @@
-"""Native `embedding`: rows of a dense table, or of GGUF blocks dequantised on the way."""
+"""Native `embedding`: rows of a dense table, or of a quantised one, dequantised on the way.
+
+Triton has dense tables and GGUF's simplest blocks; rows of other schemes are gathered and dequantised by PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Mapping
 import torch
 
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_written, walk
-from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES, row_elements
+from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES, FORMATS, FP8, row_elements
+from rapid_llm.kernels.ops.gemm.dequantise import dequantise
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles, warps_for
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
 from rapid_llm.kernels.registry import ArgumentError
@@ -37,13 +41,13 @@ def embedding(
             )
         check_written("embedding", "out", out)
         check_disjoint("embedding", "out", out, "weight", weight)
-    if use_triton("embedding", weight):
+    if (dense or scheme in BLOCK_BYTES) and use_triton("embedding", weight):
         result = torch.empty(shape, dtype=dtype, device=weight.device) if out is None else out
         if attempt("embedding", _launch, input, weight, result, scheme):
             return result
     rows = _gather(input, weight)
     if not dense:
-        rows = _dequantise(rows, scheme)
+        rows = dequantise(rows.view(-1, rows.shape[-1]), scheme)
     rows = rows.view(shape)
     return rows.to(dtype) if out is None else out.copy_(rows)
 
@@ -62,8 +66,8 @@ def _check(input: torch.Tensor, weight: torch.Tensor, scheme: str, dense: bool) 
         if weight.dtype not in _FLOATS:
             raise ArgumentError(f"embedding: scheme 'unquantized' takes float weights, got {weight.dtype}")
         return weight.shape[1]
-    if scheme not in BLOCK_BYTES or weight.dtype is not torch.uint8:
-        known = ", ".join(("unquantized", *BLOCK_BYTES))
+    if scheme not in FORMATS or scheme == FP8 or weight.dtype is not torch.uint8:
+        known = ", ".join(("unquantized", *(name for name in FORMATS if name != FP8)))
         raise ArgumentError(f"embedding: scheme {scheme!r} over {weight.dtype}; known: {known}, quantised over uint8")
     return row_elements(weight.shape[1], scheme)
 
@@ -80,19 +84,6 @@ def _gather_known(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight.new_zeros((*ids.shape, weight.shape[1]))
     known = (ids >= 0) & (ids < vocab)
     return torch.embedding(weight, ids.clamp(0, vocab - 1)).masked_fill_(~known.unsqueeze(-1), 0)
-
-
-def _dequantise(rows: torch.Tensor, scheme: str) -> torch.Tensor:
-    """uint8 blocks to fp32, for contiguous rows. A product d * q is exact in fp32, so each weight is rounded once."""
-    blocks = rows.view(-1, BLOCK_BYTES[scheme])
-    d = blocks[:, :2].view(torch.float16).float()
-    if scheme == "q8_0":
-        return blocks[:, 2:].view(torch.int8).float().mul_(d)
-    nibbles = blocks[:, -(BLOCK // 2) :]
-    q = torch.cat((nibbles & 15, nibbles >> 4), -1).float()
-    if scheme == "q4_0":
-        return q.sub_(8).mul_(d)
-    return q.mul_(d).add_(blocks[:, 2:4].view(torch.float16).float())
 
 
 @tiles("embedding")

@@ -1,12 +1,12 @@
-"""Linear layers over dense, GGUF block-quantised and fp8 block-scaled weights."""
+"""Linear layers over dense weights, GGUF's blocks, and fp8, int8 and int4 codes with scales."""
 
 from typing import Any
 
-from rapid_llm.kernels.ops.block_formats import FP8
+from rapid_llm.kernels.ops.block_formats import FORMATS, FP8
 from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
-"""Dense, and the formats of GGUF, which the rows for CPUs take."""
+"""Dense, and the formats of GGUF that have rows of their own."""
 
 LINEAR = OpSpec(
     id="linear",
@@ -20,7 +20,7 @@ LINEAR = OpSpec(
     },
     out=Out(shape="(*input.shape[:-1], weight.shape[0])", dtype="input.dtype"),
     dtypes=("fp32", "fp16", "bf16"),
-    schemes=(*SCHEMES, FP8),
+    schemes=("unquantized", *FORMATS),
     oracle="rapid_llm.verify.oracles:linear",
     cases="rapid_llm.verify.cases:linear",
     bound="rapid_llm.verify.bounds:linear",
@@ -31,11 +31,15 @@ LINEAR = OpSpec(
     ),
     doc="""input @ weight.T + bias.
 
-    input: (..., in_features). weight: (out_features, in_features) dense in input's dtype for scheme 'unquantized'; for
-    'q8_0', 'q4_0', 'q4_1' (out_features, in_features / 32 * block bytes) uint8, GGUF blocks of 32 values (34, 18, 20
-    bytes); for 'fp8_block128' (out_features, bytes) uint8, in each row its in_features fp8 e4m3 codes, an fp32 scale
-    for each 128 of them, and zeros up to a multiple of 16 bytes, as `ops.gemm.fp8_block128:pack` makes them of a
-    checkpoint's codes and block scales. A quantised weight is dequantised in fp32 and rounded once to input's dtype.
+    input: (..., in_features). weight: (out_features, in_features) dense in input's dtype for scheme 'unquantized', else
+    (out_features, bytes) uint8. GGUF's blocks, one after another: of 32 values for 'q8_0', 'q4_0', 'q4_1', 'q5_0',
+    'q5_1', 'iq4_nl' (34, 18, 20, 22, 24, 18 bytes), of 256 for 'q2_k', 'q3_k', 'q4_k', 'q5_k', 'q6_k' (84, 110, 144,
+    176, 210 bytes). Rows of codes, then scales, then zeros up to a multiple of 16 bytes: 'fp8_block128', e4m3 codes and
+    an fp32 scale for each 128 of them (`ops.gemm.fp8_block128:pack`); 'fp8_channel' and 'int8_channel', e4m3 or int8
+    codes and one fp32 scale (`ops.gemm.scaled_rows:pack_channel`); 'int4_group32', '64' and '128', two codes a byte and
+    an fp16 scale and zero point for each group of so many (`ops.gemm.scaled_rows:pack_groups`). in_features is a
+    multiple of the block, of 16 for a scale a row. A quantised weight is dequantised in fp32 and rounded once to
+    input's dtype.
     bias: (out_features,). Sums in fp32; fp32 input never uses TF32. Returns (..., out_features) in input's dtype.
     """,
 )
@@ -52,7 +56,7 @@ register(
             schemes=(scheme,),
             priority=0,
         )
-        for scheme in (*SCHEMES, FP8)
+        for scheme in LINEAR.schemes
     ),
 )
 

@@ -1,5 +1,8 @@
-"""Native `linear`: input @ weight.T + bias for dense and block-quantised weights. Here: the door, PyTorch's path for
-the CPU, and Triton for dense weights; `linear_quantised` has Triton for GGUF blocks, `linear_fp8` for fp8."""
+"""Native `linear`: input @ weight.T + bias for dense and quantised weights.
+
+Here: the door, PyTorch's path for the CPU, and Triton for dense weights. `linear_quantised` has Triton for GGUF's
+simplest blocks, `linear_fp8` for fp8; weights of other schemes are dequantised by PyTorch, a piece at a time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_tensor, check_written, walk_rows
-from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES, FP8, row_bytes
+from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES, FORMATS, FP8, row_bytes
 from rapid_llm.kernels.ops.gemm import linear_fp8, linear_quantised
 from rapid_llm.kernels.ops.gemm.dequantise import pieces
 from rapid_llm.kernels.ops.gemm.precision import exact_linear
@@ -57,18 +60,8 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> i
     if scheme == DENSE:
         check_kind("linear", "weight", weight, input)
         wanted = features
-    elif scheme not in BLOCK_BYTES and scheme != FP8:
-        raise ArgumentError(f"linear: unknown scheme {scheme!r}; known: {', '.join((DENSE, *BLOCK_BYTES, FP8))}")
     else:
-        if weight.dtype is not torch.uint8 or weight.device != input.device:
-            raise ArgumentError(
-                f"linear: a {scheme} weight is uint8 blocks on input's device, {input.device}: got {weight.dtype} on "
-                f"{weight.device}; CUDA and CPU do not mix"
-            )
-        try:
-            wanted = row_bytes(features, scheme)
-        except ValueError as error:
-            raise ArgumentError(f"linear: {error}") from None
+        wanted = _quantised_width(input, weight, scheme)
     if columns != wanted:
         raise ArgumentError(
             f"linear: weight and input do not meet in the same shape: input {tuple(input.shape)} takes weight rows of "
@@ -77,6 +70,21 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> i
     if bias is not None:
         check_tensor("linear", "bias", bias, input, (outputs,))
     return outputs
+
+
+def _quantised_width(input: Tensor, weight: Tensor, scheme: str) -> int:
+    """The bytes of a row of a weight of `scheme` that input fits."""
+    if scheme not in FORMATS:
+        raise ArgumentError(f"linear: unknown scheme {scheme!r}; known: {', '.join((DENSE, *FORMATS))}")
+    if weight.dtype is not torch.uint8 or weight.device != input.device:
+        raise ArgumentError(
+            f"linear: a {scheme} weight is uint8 blocks on input's device, {input.device}: got {weight.dtype} on "
+            f"{weight.device}; CUDA and CPU do not mix"
+        )
+    try:
+        return row_bytes(input.shape[-1], scheme)
+    except ValueError as error:
+        raise ArgumentError(f"linear: {error}") from None
 
 
 def _by_torch(input: Tensor, weight: Tensor, bias: Tensor | None, scheme: str) -> Tensor:
@@ -166,8 +174,18 @@ def _launch(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, sch
         _launch_dense(input, weight, bias, out)
     elif scheme == FP8:
         linear_fp8.launch_fp8(input, weight, bias, out)
-    else:
+    elif scheme in BLOCK_BYTES:
         linear_quantised.launch_blocks(input, weight, bias, out, scheme, _launch_dense)
+    else:
+        _dequantise_and_launch(input, weight, bias, out, scheme)
+
+
+def _dequantise_and_launch(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scheme: str) -> None:
+    """A bounded piece of the weight at a time, rounded to input's dtype for tensor cores."""
+    for first, dense in pieces(weight, scheme):
+        last = first + dense.shape[0]
+        part = None if bias is None else bias[first:last]
+        _launch_dense(input, dense.to(input.dtype), part, out[..., first:last])
 
 
 def _launch_dense(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
