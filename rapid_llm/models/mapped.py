@@ -11,9 +11,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 WINDOW: Final = 16 << 20
@@ -30,6 +29,8 @@ class MappedFile:
 
     def raw(self, offset: int, nbytes: int) -> np.ndarray:
         """(nbytes,) uint8, a view; earlier ones stay valid."""
+        import numpy as np
+
         self._handed_out += nbytes
         if self._handed_out > WINDOW and isinstance(self.bytes, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self.bytes.madvise(mmap.MADV_DONTNEED)
