@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("rapid_llm", "benchmarks", "tests", "docs", "examples")
@@ -117,3 +120,11 @@ def _swallows(handler: ast.ExceptHandler) -> bool:
         return True
     wide = isinstance(handler.type, ast.Name) and handler.type.id in ("Exception", "BaseException")
     return wide and all(isinstance(step, ast.Pass | ast.Continue) for step in handler.body)
+
+
+def test_pytest_passes_no_folder_of_tests_over(request: pytest.FixtureRequest) -> None:
+    """Catches: tests that no run collects, as pytest skips folders called `build` unless told otherwise."""
+    passed_over = request.config.getini("norecursedirs")
+    folders = {path.parent.relative_to(ROOT) for path in _files("tests") if path.name.startswith("test_")}
+    lost = [str(f) for f in folders for part in f.parts if any(fnmatch.fnmatch(part, p) for p in passed_over)]
+    assert not lost, lost

@@ -16,36 +16,42 @@ from pathlib import Path
 from rapid_llm.kernels.build import Artifact, GxxCompiler, Unit, build
 
 _SCRIPT = r"""
-import os, re, sys
-from pathlib import Path
-here, args = Path({here!r}), sys.argv[1:]
+import sys
+here, args = {here!r}, sys.argv[1:]
 if args == ["--version"]:
-    print((here / "version").read_text()); sys.exit(0)
+    print(open(here + "/version").read()); sys.exit(0)
 if args == ["-dumpmachine"]:
     print("stand-in"); sys.exit(0)
-source = next(Path(a) for a in args if a.endswith((".cpp", ".cu")))
-folders = [source.parent] + [Path(args[i + 1]) for i, a in enumerate(args) if a == "-I"]
+import os
+source = next(a for a in args if a.endswith((".cpp", ".cu")))
+folders = [args[i + 1] for i, a in enumerate(args) if a == "-I"]
+def text_of(path):
+    with open(path) as file:
+        return file.read()
 def headers(path, found):
-    text = path.read_text()
-    names = re.findall(r'#include "([^"]+)"', text)
-    macros = dict(re.findall(r'#define (\w+) "([^"]+)"', text))
-    names += [macros[m] for m in re.findall(r"#include ([A-Z_]+)", text)]
-    for name in names:
-        for folder in [path.parent, *folders]:
-            if (folder / name).exists():
-                if folder / name not in found:
-                    found.append(folder / name); headers(folder / name, found)
+    lines = [line.split() for line in text_of(path).splitlines()]
+    macros = {{line[1]: line[2] for line in lines if line[:1] == ["#define"] and line[2][:1] == '"'}}
+    for line in lines:
+        if line[:1] != ["#include"]:
+            continue
+        name = macros.get(line[1], line[1]).strip('"')
+        for folder in [os.path.dirname(path), os.path.dirname(source), *folders]:
+            header = os.path.join(folder, name)
+            if os.path.exists(header):
+                if header not in found:
+                    found.append(header); headers(header, found)
                 break
     return found
 listed = headers(source, [])
 if "-M" in args:
-    print("x.o: " + " ".join(str(p) for p in [source, *listed])); sys.exit(0)
-output = Path(args[args.index("-o") + 1])
-with open(here / "calls", "a") as calls:
+    print("x.o: " + " ".join([source, *listed])); sys.exit(0)
+output = args[args.index("-o") + 1]
+with open(here + "/calls", "a") as calls:
     calls.write(" ".join(args) + "\n")
-(Path(os.environ["TMPDIR"]) / "scrap").write_text("what compilers leave behind when killed")
-mode = (here / "mode").read_text()
-data = "".join(p.read_text() for p in [source, *listed]) + f"\nbuilt by {{os.getpid()}}\n"
+with open(os.environ["TMPDIR"] + "/scrap", "w") as scrap:
+    scrap.write("what compilers leave behind when killed")
+mode = text_of(here + "/mode")
+data = "".join(map(text_of, [source, *listed])) + f"\nbuilt by {{os.getpid()}}\n"
 if mode == "fail":
     print(f"{{source}}:3:7: error: 'nonsense' was not declared in this scope", file=sys.stderr); sys.exit(1)
 if mode == "full disk":
@@ -57,9 +63,9 @@ if mode == "empty":
 with open(output, "w") as out:
     out.write(data[: len(data) // 2]); out.flush()
     if mode == "half":
-        (here / "pid").write_text(str(os.getpid()))
-        with open(here / "reached", "w") as pipe: pipe.write("x")
-        with open(here / "go") as pipe: pipe.read()
+        with open(here + "/pid", "w") as file: file.write(str(os.getpid()))
+        with open(here + "/reached", "w") as pipe: pipe.write("x")
+        with open(here + "/go") as pipe: pipe.read()
     out.write("" if mode == "cut short" else data[len(data) // 2 :])
 """
 
@@ -94,7 +100,7 @@ def make(folder: Path, version: str = "stand-in 1.0") -> StandIn:
     """A stand-in in a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "g++"
-    script.write_text(f"#!{sys.executable} -S\n" + textwrap.dedent(_SCRIPT.format(here=str(folder))))
+    script.write_text(f"#!{sys.executable} -IS\n" + textwrap.dedent(_SCRIPT.format(here=str(folder))))
     script.chmod(0o755)
     (folder / "version").write_text(version)
     for pipe in ("reached", "go"):
