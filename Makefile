@@ -46,7 +46,7 @@ TEST := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-dev,bench
 endif
 
-.PHONY: help run test records test-floor test-interpreter test-compiles test-gpu test-gpu-here lint bench docs ext clean python FORCE
+.PHONY: help run test records test-floor test-interpreter test-compiles test-gpu test-gpu-here soak lint bench docs ext clean python FORCE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -82,6 +82,10 @@ test-gpu-here: $(TEST)
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
 		f"test-gpu: torch {torch.__version__} sees no NVIDIA GPU here")'
 	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -m gpu --result-file "$(RESULTS)/test-gpu-{machine}.json" $(PYTEST_ARGS)
+
+SOAK ?= 10000
+soak: $(TEST) ## the engine's property test on SOAK=10000 requests, some minutes long
+	$(PY) -m tests.engine.soak $(SOAK)
 
 lint: $(TEST) ## style, formatting and types
 	$(PY) -m ruff check .

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import NamedTuple
@@ -185,7 +185,7 @@ class Engine:
         choices, kept = iter(done.choices), 0
         for chunk in chunks:
             if chunk.draft:
-                kept += self._verify(chunk, islice(choices, chunk.size), finished)
+                kept += self._verify(chunk, list(islice(choices, chunk.size)), finished)
             else:
                 kept += chunk.size
                 self.scheduler.commit(chunk)
@@ -199,7 +199,7 @@ class Engine:
         self.totals.add(*figures)
         return figures
 
-    def _verify(self, chunk: Chunk, choices: Iterable[Choice], time: float) -> int:
+    def _verify(self, chunk: Chunk, choices: Sequence[Choice], time: float) -> int:
         """Give a request the choices behind its guesses, up to the first that differs from its guess; how many."""
         request, job, taken = chunk.request, self._jobs[chunk.request], 0
         self.totals.guessed += len(chunk.draft)

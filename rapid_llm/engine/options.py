@@ -40,8 +40,8 @@ class EngineOptions:
     bit, on its request alone and not on what else runs or ran; costs throughput. seed: for requests without their own;
     the same calls in the same order give the same tokens. threads: compute threads on CPU (process-wide, as torch has
     them); None is `platform.default_threads()`. max_batch_tokens: most tokens of one step; a longer prompt is prefilled
-    in chunks. None is `BATCH_TOKENS` of the device. max_running: most requests in a step. enable_prefix_caching: prompts
-    that begin like earlier ones (of the same cache_salt) take over their keys and values while these are in the cache.
+    in chunks. None is `BATCH_TOKENS` of the device. max_running: most requests in a step. enable_prefix_caching: a
+    prompt that begins like an earlier one (of the same cache_salt) takes over its keys and values while they are there.
     speculative: None, or how to guess tokens from a request's own history, as the fields of `Speculation`:
     `{"method": "ngram", "num_tokens": 4}`; what is generated does not change. Held as a `Speculation`.
     """

@@ -62,14 +62,12 @@ class MockDecoder:
         assert meta.cu_seqlens_q[0] == 0
         assert meta.cu_seqlens_q[-1] == tokens
         assert meta.decode == (tokens == sequences)
-        slots = meta.slot_mapping.tolist()
-        assert len(set(slots)) == tokens, "two tokens share a slot"
+        slots = meta.slot_mapping.numpy()
+        assert len(set(slots.tolist())) == tokens, "two tokens share a slot"
         for k_cache, v_cache in kv:
-            page_size = k_cache.shape[1]
-            for slot, token, position in zip(slots, input_ids.tolist(), meta.positions.tolist(), strict=True):
-                page, row = divmod(slot, page_size)
-                assert page > 0, "a token is written to the null page"
-                k_cache[page, row, 0, 0], v_cache[page, row, 0, 0] = token, position
+            assert slots.min() >= k_cache.shape[1], "a token is written to the null page"
+            where = (slots // k_cache.shape[1], slots % k_cache.shape[1], 0, 0)
+            k_cache.numpy()[where], v_cache.numpy()[where] = input_ids.numpy(), meta.positions.numpy()
         self._histories = []
         for k_cache, v_cache in kv:
             histories = self._read(meta, k_cache, v_cache)
@@ -81,10 +79,11 @@ class MockDecoder:
         """What each token sees: the ids up to its own, from the cache."""
         page_size, histories = k_cache.shape[1], []
         offsets = meta.cu_seqlens_q.tolist()
+        all_keys, all_positions = k_cache.numpy()[..., 0, 0], v_cache.numpy()[..., 0, 0]
         for i, length in enumerate(meta.seq_lens.tolist()):
-            pages = meta.block_table[i, : -(-length // page_size)].long()
-            keys = k_cache[pages].flatten()[:length].long().tolist()
-            positions = v_cache[pages].flatten()[:length].long().tolist()
+            pages = meta.block_table[i, : -(-length // page_size)].numpy()
+            keys = all_keys[pages].reshape(-1)[:length].astype(int).tolist()
+            positions = all_positions[pages].reshape(-1)[:length].astype(int).tolist()
             assert positions == list(range(length)), "the block table leads to another sequence's slots"
             for position in meta.positions[offsets[i] : offsets[i + 1]].tolist():
                 assert position < length

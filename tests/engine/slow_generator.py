@@ -25,6 +25,23 @@ class Answer(NamedTuple):
     stop_reason: int | str | None
 
 
+def penalised(logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
+    """As docs/sampling.md has it, one token of the vocabulary after the other."""
+    result = logits.copy()
+    for token in {*prompt, *output} if params.repetition_penalty != 1 else ():
+        if token < len(result):
+            divide = result[token] > 0
+            factor = np.float32(params.repetition_penalty)
+            result[token] = result[token] / factor if divide else result[token] * factor
+    addends = dict(params.logit_bias or ())
+    for token in set(output) if params.presence_penalty or params.frequency_penalty else ():
+        addend = addends.get(token, 0.0) - params.presence_penalty
+        addends[token] = addend - params.frequency_penalty * list(output).count(token)
+    for token, addend in addends.items():
+        result[token] += np.float32(addend)
+    return result
+
+
 def choose(logits: np.ndarray, params: SamplingParams, draw: float) -> int:
     """The token that the op `sample` is documented to give, in plain numpy."""
     if params.temperature == 0 or params.top_p == 0:
@@ -62,6 +79,7 @@ def generate(
     ids: list[int] = []
     while True:
         logits = np.array(logits_of([*prompt, *ids]), dtype=np.float32)[: tokenizer.vocab_size]
+        logits = penalised(logits, params, prompt, ids)
         if len(ids) < params.min_tokens:
             logits[list(ends)] = -np.inf
         token = choose(logits, params, uniform(key, len(ids)))
@@ -70,13 +88,16 @@ def generate(
             shown = ids if params.include_stop_str_in_output else ids[:-1]
             text = tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
             return Answer(ids, text, "stop", token if token in params.stop_ids else None)
+        full = len(prompt) + len(ids) >= max_model_len
+        full = full or (params.max_tokens is not None and len(ids) >= params.max_tokens)
+        if not full and not params.stop_strings:
+            continue
         text = tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
         unarmed = tokenizer.decode(ids[: params.min_tokens], skip_special_tokens=params.skip_special_tokens)
         if found := first_stop(text, params.stop_strings, after=len(unarmed)):
             start, stop = found
             return Answer(ids, text[:start] + (stop if params.include_stop_str_in_output else ""), "stop", stop)
-        full = len(prompt) + len(ids) >= max_model_len
-        if full or (params.max_tokens is not None and len(ids) >= params.max_tokens):
+        if full:
             return Answer(ids, text, "length", None)
 
 
