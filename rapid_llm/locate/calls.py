@@ -24,6 +24,7 @@ MOVING: Final = frozenset(
     {
         *("input", "residual", "query", "key", "value", "k_cache", "v_cache"),
         *("positions", "slot_mapping", "seq_lens", "cu_seqlens_q", "block_table"),
+        *("logits", "topk_weights", "topk_ids"),
     }
 )
 """Arguments that a step brings; all others belong to the model and its configuration."""
@@ -90,7 +91,9 @@ class Call:
     def results(self, returned: Any) -> tuple[Tensor, ...]:
         """What the call computed: its result, or the arguments that it changed."""
         mutated = get_op(self.op).parsed.mutated
-        return tuple(self.values[name] for name in mutated) if mutated else (returned,)
+        if mutated:
+            return tuple(self.values[name] for name in mutated)
+        return returned if isinstance(returned, tuple) else (returned,)
 
 
 def named(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
@@ -101,11 +104,17 @@ def named(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
 
 def slots(config: ModelConfig) -> tuple[Slot, ...]:
     """The calls of one step in order: the forward pass, then the head."""
-    found = [Slot(None, "embedding"), Slot(0, "attn_norm")]
-    norms = ["q_norm", "k_norm"] if config.family.qk_norm else []
+    family = config.family
+    found = [Slot(None, "embedding")]
+    found += [Slot(None, "embedding_scale")] if family.scaled_embedding else []
+    found.append(Slot(0, "attn_norm"))
+    norms = ["q_norm", "k_norm"] if family.qk_norm else []
+    behind_attention = ["post_attn_norm"] if family.post_norms else []
+    behind_ffn = ["post_ffn_norm"] if family.post_norms else []
     for i in range(config.num_layers):
-        found += [Slot(i, name) for name in ("qkv", *norms, "rope", "attention", "o", "ffn_norm")]
-        found += [Slot(i, name) for name in ("gate_up", "activation", "down")]
+        ffn = ("router", "topk", "experts") if config.has_experts(i) else ("gate_up", "activation", "down")
+        names = ("qkv", *norms, "rope", "attention", "o", *behind_attention, "ffn_norm", *ffn, *behind_ffn)
+        found += [Slot(i, name) for name in names]
         last = i == config.num_layers - 1
         found.append(Slot(None, "final_norm") if last else Slot(i + 1, "attn_norm"))
     return (*found, Slot(None, "head"))
@@ -115,7 +124,7 @@ def matrices(weights: ModelWeights) -> dict[Slot, Weight]:
     """The matrix of every slot that has one, as loaded."""
     found = {Slot(None, "embedding"): weights.embedding, Slot(None, "head"): weights.head}
     for i, layer in enumerate(weights.layers):
-        found |= {Slot(i, name): getattr(layer, name) for name in ("qkv", "o", "gate_up", "down")}
+        found |= {Slot(i, name): weight for name, (weight, _) in layer.linears().items()}
     return found
 
 

@@ -129,8 +129,8 @@ def attempt(call: Call, dtype: torch.dtype, device: torch.device) -> Trial:
             wrong.append(f"{guard.stray()} elements around {name} were written")
         elif name not in mutated and guard.changed():
             wrong.append(f"{guard.changed()} elements in or around {name}, which is only read, were changed")
-    results = tuple(guards[name].tensor for name in mutated) if mutated else (returned,)
-    return Trial(results, "; ".join(wrong) or None)
+    several = returned if isinstance(returned, tuple) else (returned,)
+    return Trial(tuple(guards[name].tensor for name in mutated) if mutated else several, "; ".join(wrong) or None)
 
 
 def _moving_tensor(name: str, value: Any) -> bool:

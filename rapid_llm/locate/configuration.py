@@ -174,8 +174,12 @@ def _dequantised(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
 
 
 def _dense_layer(layer: LayerWeights, dtype: torch.dtype) -> LayerWeights:
-    names = ("qkv", "o", "gate_up", "down")
-    return replace(layer, **{name: _dense(getattr(layer, name), dtype) for name in names})
+    """`layer` with its matrices dense; experts are dense already."""
+    names = [name for name in layer.linears() if name != "router"]
+    made = {name: _dense(getattr(layer, name), dtype) for name in names}
+    if layer.experts is None:
+        return replace(layer, **made)
+    return replace(layer, **made, experts=replace(layer.experts, router=_dense(layer.experts.router, dtype)))
 
 
 def _dense(weight: Weight, dtype: torch.dtype) -> Weight:

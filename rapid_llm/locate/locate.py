@@ -87,7 +87,7 @@ def compare_sides(
 ) -> Located:
     """`locate` on sides that are built already."""
     at_issue = differences(a, b)
-    runs = _Runs(plan(prompts, at_issue, b.decoder.config.max_model_len), progress)
+    runs = _Runs(plan(prompts, at_issue, b.decoder.config.max_model_len, b.decoder.ranges), progress)
     steps = tuple(map(str, runs.plan.steps))
     seen_a, seen_b = Recorder(a), Recorder(b)
     logits_a = runs.run(a, seen_a, "side a")
@@ -130,7 +130,7 @@ def compare_reference(
 ) -> Located:
     """`locate` against a reference that has layers and no rows."""
     at_issue = every_row(b)
-    runs = _Runs(plan(prompts, at_issue, b.decoder.config.max_model_len), progress)
+    runs = _Runs(plan(prompts, at_issue, b.decoder.config.max_model_len, b.decoder.ranges), progress)
     seen = Recorder(b)
     logits = runs.run(b, seen, "side b")
     runs.count += 1

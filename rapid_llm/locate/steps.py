@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rapid_llm.engine.options import PAGE_SIZE
 from rapid_llm.models.attention_metadata import AttentionMetadata, KVCache
-from rapid_llm.models.op_table import buckets
+from rapid_llm.models.op_table import Bucket, buckets
 
 from .calls import Watch
 from .configuration import Side
@@ -132,13 +132,19 @@ def every_row(side: Side) -> dict[str, set[Difference]]:
     return found
 
 
-def plan(prompts: Sequence[Sequence[int]], at_issue: dict[str, set[Difference]], context: int) -> Plan:
+def plan(
+    prompts: Sequence[Sequence[int]],
+    at_issue: dict[str, set[Difference]],
+    context: int,
+    ranges: Sequence[Bucket] | None = None,
+) -> Plan:
     """Chunks of the longest prompt that reach what is at issue, its rest, the other prompts together, and two decode
-    steps: of all sequences, and of one. Raises `ValueError` for a prompt that leaves them no room in `context`."""
+    steps: of all sequences, and of one. ranges: of the decoders, by default those of a Llama. Raises `ValueError` for a
+    prompt that leaves them no room in `context`."""
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     ids = [list(prompts[i]) for i in order]
     steps, left = [], len(ids[0])
-    for size in _sizes(at_issue, left):
+    for size in _sizes(at_issue, left, buckets() if ranges is None else ranges):
         if size < left:
             steps.append(Step(((0, size),)))
             left -= size
@@ -154,10 +160,10 @@ def plan(prompts: Sequence[Sequence[int]], at_issue: dict[str, set[Difference]],
     return Plan(tuple(steps), ids, tuple(len(p) for p in ids))
 
 
-def _sizes(at_issue: dict[str, set[Difference]], most: int) -> list[int]:
+def _sizes(at_issue: dict[str, set[Difference]], most: int, ranges: Sequence[Bucket]) -> list[int]:
     """Token counts below `most`, ascending, of as few buckets as reach every difference that a prefill can reach."""
     unreached = {d for found in at_issue.values() for d in found if d[0] != DECODE}
-    usable = [b for b in buckets() if 1 < b.low < most]
+    usable = [b for b in ranges if 1 < b.low < most]
     chosen = []
     while usable and unreached:
         best = max(usable, key=lambda b: (len(at_issue.get(str(b), set()) & unreached), b.low))

@@ -174,4 +174,6 @@ class Mixed(Watch):
         returned = copies.run()
         for name in get_op(call.op).parsed.mutated:
             call.values[name].copy_(copies.values[name])
+        if isinstance(returned, tuple):  # a routing, whose dtypes are the same everywhere
+            return tuple(part.to(self._driver.device) for part in returned)
         return None if returned is None else returned.to(self._driver.device, self._driver.dtype)

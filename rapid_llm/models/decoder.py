@@ -1,12 +1,13 @@
-"""The one Llama-family decoder. What a family has or lacks is read off its weights; no family has code of its own.
+"""The one decoder. What a family has or lacks is read off its row and its weights; no family has code of its own.
 
 Invariant: a forward pass is a fixed list of bound calls over views, with no decision but the bucket of its token count.
+What a model lacks costs nothing: parts that only some have are composed into the calls when those are bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -19,9 +20,10 @@ from rapid_llm.kernels.registry.spec import dtype_label
 
 from .attention_metadata import AttentionMetadata, KVCache
 from .config import ModelConfig
-from .op_table import Binder, Choose, OpTable, Wrap, buckets, find
-from .packing import PackedLinear, PackedModel, linear_kinds, pack
+from .op_table import Binder, Choose, Examples, OpTable, Wrap, buckets, find, ops_of
+from .packing import PackedLayer, PackedLinear, PackedModel, linear_kinds, pack
 from .quant import UNQUANTIZED
+from .rotary_table import rotary_table
 from .weights import ModelWeights
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,30 +42,33 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """One layer's calls, with their weights bound, and the norm that follows the layer."""
+    """One layer's calls, with their weights bound, and the norm that follows the layer. attend: decode or prefill.
+    experts: stands for gate_up, activation and down. o, down, experts: with a norm behind, where the family has one."""
 
     qkv: Call
     q_norm: Call | None
     k_norm: Call | None
+    cos_sin: Tensor
+    attend: Call
     o: Call
     ffn_norm: Tensor
-    gate_up: Call
-    down: Call
+    gate_up: Call | None
+    down: Call | None
+    experts: Call | None
     next_norm: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """All calls of one bucket."""
+    """All calls of one bucket. decode, prefill: the layers, which differ in `attend` alone."""
 
     embed: Call
     norm: Call
     add_norm: Call
     rope_write: Call
-    decode: Call
-    prefill: Call
-    activation: Call
-    layers: tuple[_Layer, ...]
+    activation: Call | None
+    decode: tuple[_Layer, ...]
+    prefill: tuple[_Layer, ...]
     head: Call
 
 
@@ -86,26 +91,15 @@ def activation_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[label]
 
 
-def rotary_table(config: ModelConfig, factors: Tensor | None) -> Tensor:
-    """(max_model_len, rotary_dim) fp32: cosines, then sines, of position * theta ** (-2i / rotary_dim) / factor[i].
-
-    Angles are taken in fp64, so that far positions are as exact as near ones (RoFormer, Su et al. 2021).
-    """
-    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64) / config.rotary_dim
-    frequencies = config.rope_theta**-exponents
-    if factors is not None:
-        frequencies = frequencies / factors.to("cpu", torch.float64)
-    angles = torch.arange(config.max_model_len, dtype=torch.float64).unsqueeze(1) * frequencies
-    return torch.cat((angles.cos(), angles.sin()), dim=1).float()
-
-
 class Decoder:
-    """A Llama-family decoder bound to one device and dtype.
+    """A decoder bound to one device and dtype.
 
     weights: as `load_weights` gives them for the same device and `activation_dtype(dtype, device)`; the decoder keeps
     what its rows read, so drop other references to free the rest. page_size: tokens in a page of the cache. choose:
-    binds each op's row; `dispatch`, unless rows are to be compared. Choosing rows and packing weights for them happens
-    here, once; `forward` and `compute_logits` only call.
+    binds each op's row; `dispatch`, unless rows are to be compared. max_model_len: the longest sequence to be served,
+    by which rotary scaling that depends on a length ("dynamic", LongRoPE) is chosen; the trained context by default.
+    kv_dtype: of the cache, where it is not the activations'. Choosing rows and packing weights for them happens here,
+    once; `forward` and `compute_logits` only call.
 
     Raises `ValueError` for an unknown dtype or weights of another dtype, and dispatch's errors where an op has no row.
     """
@@ -119,10 +113,13 @@ class Decoder:
         dtype: str = "auto",
         page_size: int = 16,
         choose: Choose = dispatch,
+        max_model_len: int | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.config = config
         self.device = device
         self.activation_dtype = activation_dtype(dtype, device)
+        self.kv_dtype = self.activation_dtype if kv_dtype is None else kv_dtype
         _check_dtype(weights, self.activation_dtype)
         binder = Binder(
             config,
@@ -131,19 +128,23 @@ class Decoder:
             allow_roundings=dtype == "auto" and device.type == "cpu",
             page_size=page_size,
             choose=choose,
+            kv_dtype=self.kv_dtype,
         )
-        self._cos_sin = rotary_table(config, weights.rope_factors).to(device)
-        ranges = buckets(device)
-        self._limits = [b.high for b in ranges if b.high is not None]
-        kinds = linear_kinds(weights)
-        examples = (weights.embedding, kinds, self._cos_sin)
-        prepare(
-            key for b in ranges for key in binder.keys(b, *examples)
-        )  # side by side, what binding would build in turn
-        self._tables = [binder.table(b, *examples) for b in ranges]
+        length = config.max_model_len if max_model_len is None else max_model_len
+        self._cos_sin = rotary_table(config.rope, config.rotary_dim, length, weights.rope_factors).to(device)
+        self._local_cos_sin = (
+            self._cos_sin
+            if config.local_rope is None
+            else rotary_table(config.local_rope, config.rotary_dim, length).to(device)
+        )
+        self.ranges = buckets(device, ops_of(config))
+        self._limits = [b.high for b in self.ranges if b.high is not None]
+        experts = next((layer.experts for layer in weights.layers if layer.experts is not None), None)
+        examples = Examples(weights.embedding, linear_kinds(weights), self._cos_sin, experts)
+        prepare(key for b in self.ranges for key in binder.keys(b, examples))  # side by side, not in turn
+        self._tables = [binder.table(b, examples) for b in self.ranges]
         self._model: PackedModel = pack(weights, self._tables)
         self._split = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        self._scale = config.head_dim**-0.5
         self.observe(None)
 
     def forward(self, input_ids: Tensor, meta: AttentionMetadata, kv: KVCache) -> Tensor:
@@ -159,31 +160,31 @@ class Decoder:
         tokens = input_ids.shape[0]
         plan = self._plans[find(self._limits, tokens)]
         add_norm, rope_write, activation = plan.add_norm, plan.rope_write, plan.activation
-        place, split = (meta.positions, self._cos_sin, meta.slot_mapping), self._split
-        heads, head_dim, eps, scale = sum(split), self.config.head_dim, self.config.rms_norm_eps, self._scale
-        flat = self.config.q_size
-        attend = plan.decode if meta.decode else plan.prefill
-        where: tuple[Any, ...] = (meta.seq_lens, meta.block_table, scale)
+        positions, slots, split = meta.positions, meta.slot_mapping, self._split
+        heads, head_dim, eps, flat = sum(split), self.config.head_dim, self.config.rms_norm_eps, self.config.q_size
+        where: tuple[Any, ...] = (meta.seq_lens, meta.block_table, self.config.scale)
         if not meta.decode:
             where = (meta.cu_seqlens_q, *where)
         residual: Tensor = plan.embed(input_ids)
         hidden: Tensor = plan.norm(residual, self._first_norm, eps)
-        for layer, (k_cache, v_cache) in zip(plan.layers, kv, strict=True):
+        for layer, (k_cache, v_cache) in zip(plan.decode if meta.decode else plan.prefill, kv, strict=True):
             query, key, value = layer.qkv(hidden).view(tokens, heads, head_dim).split_with_sizes(split, 1)
-            if layer.q_norm is not None and layer.k_norm is not None:
+            if layer.q_norm is not None:
                 query, key = layer.q_norm(query), layer.k_norm(key)
-            rope_write(query, key, value, k_cache, v_cache, *place)
-            hidden = layer.o(attend(query, k_cache, v_cache, *where).view(tokens, flat))
+            rope_write(query, key, value, k_cache, v_cache, positions, layer.cos_sin, slots)
+            hidden = layer.o(layer.attend(query, k_cache, v_cache, *where).view(tokens, flat))
             add_norm(hidden, residual, layer.ffn_norm, eps)
-            hidden = layer.down(activation(layer.gate_up(hidden)))
+            dense = layer.experts is None
+            hidden = layer.down(activation(layer.gate_up(hidden))) if dense else layer.experts(hidden)
             add_norm(hidden, residual, layer.next_norm, eps)
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocab_size) fp32 logits of (rows, hidden_size) final hidden states."""
         with torch.inference_mode():
-            logits: Tensor = self._plans[find(self._limits, hidden.shape[0])].head(hidden)
-            return logits.float()
+            logits: Tensor = self._plans[find(self._limits, hidden.shape[0])].head(hidden).float()
+            cap = self.config.logit_softcap
+            return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def bindings(self) -> list[tuple[str, str, Selected]]:
         """(bucket, op id, handle) of every row in use, for `LLM.explain()`."""
@@ -192,50 +193,117 @@ class Decoder:
     def memory(self) -> dict[str, int]:
         """Bytes held: `weights_quantized` and `weights_dense` as loaded, `weights_packed` copies made for rows that
         read a form of their own, `rotary_table`."""
-        return {**self._model.memory(), "rotary_table": self._cos_sin.nbytes}
+        tables = {id(table): table.nbytes for table in (self._cos_sin, self._local_cos_sin)}
+        return {**self._model.memory(), "rotary_table": sum(tables.values())}
 
     def observe(self, observer: Observer | None) -> None:
         """Send every op call through `observer.call(op_id, row_name, fn, args, kwargs)`; None ends it, at no cost."""
         wrap: Wrap = _bare if observer is None else partial(_observed, observer)
-        self._first_norm = self._model.layers[0].attn_norm
+        self._first_norm = self._model.layers[0].norms["attn_norm"]
         self._plans = [self._plan(i, table, wrap) for i, table in enumerate(self._tables)]
 
     def _plan(self, bucket: int, table: OpTable, wrap: Wrap) -> _Plan:
-        def linear(layer: PackedLinear) -> Call:
-            handle, form = layer.choices[bucket]
-            return partial(wrap(handle), weight=form, bias=layer.bias, scheme=layer.scheme)
-
-        def head_norm(weight: Tensor | None) -> Call | None:
-            if weight is None or table.head_norm is None:
-                return None
-            return partial(wrap(table.head_norm), weight=weight, eps=self.config.rms_norm_eps)
-
         model = self._model
+        binding = _Binding(self.config, bucket, table, wrap)
         rows, scheme = model.embedding.data, model.embedding.scheme
-        next_norms = [layer.attn_norm for layer in model.layers[1:]] + [model.final_norm]
+        embed: Call = partial(wrap(table.embedding), weight=rows, dtype=self.activation_dtype, scheme=scheme)
+        if table.embedding_scale is not None:
+            # Rounded to the activations' dtype, as the model was trained.
+            factor = torch.tensor(self.config.hidden_size**0.5, dtype=self.activation_dtype).item()
+            embed = _scaled(embed, wrap(table.embedding_scale), factor)
+        next_norms = [layer.norms["attn_norm"] for layer in model.layers[1:]] + [model.final_norm]
+        decode, prefill = [], []
+        for number, (layer, next_norm) in enumerate(zip(model.layers, next_norms, strict=True)):
+            window = self.config.window(number)
+            bound = binding.layer(
+                layer,
+                cos_sin=self._local_cos_sin if window else self._cos_sin,
+                attend=binding.attention(table.decode, window),
+                next_norm=next_norm,
+            )
+            decode.append(bound)
+            prefill.append(replace(bound, attend=binding.attention(table.prefill, window)))
         return _Plan(
-            embed=partial(wrap(table.embedding), weight=rows, dtype=self.activation_dtype, scheme=scheme),
+            embed=embed,
             norm=wrap(table.rmsnorm),
             add_norm=wrap(table.fused_add_rmsnorm),
             rope_write=wrap(table.rope_write),
-            decode=wrap(table.decode),
-            prefill=wrap(table.prefill),
-            activation=wrap(table.activation),
-            layers=tuple(
-                _Layer(
-                    qkv=linear(layer.qkv),
-                    q_norm=head_norm(layer.q_norm),
-                    k_norm=head_norm(layer.k_norm),
-                    o=linear(layer.o),
-                    ffn_norm=layer.ffn_norm,
-                    gate_up=linear(layer.gate_up),
-                    down=linear(layer.down),
-                    next_norm=next_norm,
-                )
-                for layer, next_norm in zip(model.layers, next_norms, strict=True)
-            ),
-            head=linear(model.head),
+            activation=None if table.activation is None else wrap(table.activation),
+            decode=tuple(decode),
+            prefill=tuple(prefill),
+            head=binding.linear(model.head),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Binding:
+    """Binds the calls of one bucket to a layer's weights."""
+
+    config: ModelConfig
+    bucket: int
+    table: OpTable
+    wrap: Wrap
+
+    def linear(self, linear: PackedLinear) -> Call:
+        handle, form = linear.choices[self.bucket]
+        return partial(self.wrap(handle), weight=form, bias=linear.bias, scheme=linear.scheme)
+
+    def attention(self, rows: dict[int, Selected], window: int) -> Call:
+        row, softcap = self.wrap(rows[window]), self.config.attention_softcap
+        return partial(row, window=window, softcap=softcap) if window or softcap else row
+
+    def layer(self, layer: PackedLayer, *, cos_sin: Tensor, attend: Call, next_norm: Tensor) -> _Layer:
+        linears, norms = {name: self.linear(linear) for name, linear in layer.linears.items()}, layer.norms
+        behind = norms.get("post_ffn_norm")
+        return _Layer(
+            qkv=linears["qkv"],
+            q_norm=self._head_norm(norms.get("q_norm")),
+            k_norm=self._head_norm(norms.get("k_norm")),
+            cos_sin=cos_sin,
+            attend=attend,
+            o=self._normed(linears["o"], norms.get("post_attn_norm")),
+            ffn_norm=norms["ffn_norm"],
+            gate_up=linears.get("gate_up"),
+            down=self._normed(linears["down"], behind) if "down" in linears else None,
+            experts=self._normed(self._experts(layer, linears["router"]), behind) if layer.experts else None,
+            next_norm=next_norm,
+        )
+
+    def _head_norm(self, weight: Tensor | None) -> Call | None:
+        if weight is None or self.table.head_norm is None:
+            return None
+        return partial(self.wrap(self.table.head_norm), weight=weight, eps=self.config.rms_norm_eps)
+
+    def _normed(self, call: Call, weight: Tensor | None) -> Call:
+        if weight is None:
+            return call
+        norm, eps = self.wrap(self.table.rmsnorm), self.config.rms_norm_eps
+
+        def both(input: Tensor) -> Any:
+            return norm(call(input), weight, eps)
+
+        return both
+
+    def _experts(self, layer: PackedLayer, router: Call) -> Call:
+        assert layer.experts is not None
+        assert self.table.topk is not None
+        assert self.table.experts is not None
+        topk, experts = self.wrap(self.table.topk), self.wrap(self.table.experts)
+        count, renormalize = self.config.experts_per_token, self.config.renormalize
+        gate_up, down = layer.experts
+
+        def routed(hidden: Tensor) -> Any:
+            return experts(hidden, gate_up, down, *topk(router(hidden), count, renormalize))
+
+        return routed
+
+
+def _scaled(embed: Call, scale: Call, factor: float) -> Call:
+    def both(input_ids: Tensor) -> Any:
+        rows = embed(input_ids)
+        return scale(rows, factor, out=rows)
+
+    return both
 
 
 def _bare(handle: Selected) -> Call:
@@ -254,11 +322,11 @@ def _observed(observer: Observer, handle: Selected) -> Call:
 
 def _check_dtype(weights: ModelWeights, dtype: torch.dtype) -> None:
     """Dense matrices and biases are loaded in the activations' dtype; anything else was loaded for another decoder."""
-    matrices = [weights.embedding, weights.head]
-    for layer in weights.layers:
-        matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
-    tensors = [m.data for m in matrices if m.scheme == UNQUANTIZED]
-    tensors += [layer.qkv_bias for layer in weights.layers if layer.qkv_bias is not None]
+    found = [(weights.embedding, None), (weights.head, None)]
+    found += [linear for layer in weights.layers for linear in layer.linears().values()]
+    tensors = [weight.data for weight, _ in found if weight.scheme == UNQUANTIZED]
+    tensors += [bias for _, bias in found if bias is not None]
+    tensors += [t for layer in weights.layers if layer.experts for t in (layer.experts.gate_up, layer.experts.down)]
     for tensor in tensors:
         if tensor.dtype != dtype:
             raise ValueError(f"weights are {tensor.dtype}, activations {dtype}: load them with dtype={dtype}")

@@ -6,7 +6,7 @@ loaded blocks themselves are let go where no row reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,16 +30,12 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLayer:
-    """One decoder layer, as `LayerWeights`."""
+    """One decoder layer. norms, linears: by the names of `LayerWeights`, what the layer lacks left out. experts: their
+    gate_up and down, where it has a choice of them."""
 
-    attn_norm: Tensor
-    qkv: PackedLinear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: PackedLinear
-    ffn_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
+    norms: Mapping[str, Tensor]
+    linears: Mapping[str, PackedLinear]
+    experts: tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,8 +54,8 @@ class PackedModel:
         vectors = [self.final_norm]
         linears = [self.head]
         for layer in self.layers:
-            linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
-            vectors += [v for v in (layer.attn_norm, layer.q_norm, layer.k_norm, layer.ffn_norm) if v is not None]
+            linears += layer.linears.values()
+            vectors += [*layer.norms.values(), *(layer.experts or ())]
         vectors += [linear.bias for linear in linears if linear.bias is not None]
         raw = {UNQUANTIZED: [*vectors], "blocks": []}
         packed: list[Any] = []
@@ -78,7 +74,7 @@ def linear_kinds(weights: ModelWeights) -> dict[LinearKey, Weight]:
     """One example of each kind of linear layer in the model."""
     kinds: dict[LinearKey, Weight] = {}
     for layer in weights.layers:
-        for weight, bias in ((layer.qkv, layer.qkv_bias), (layer.o, None), (layer.gate_up, None), (layer.down, None)):
+        for weight, bias in layer.linears().values():
             kinds.setdefault(_kind(weight, bias), weight)
     kinds.setdefault(_kind(weights.head, None), weights.head)
     return kinds
@@ -90,14 +86,9 @@ def pack(weights: ModelWeights, tables: Sequence[OpTable]) -> PackedModel:
         embedding=weights.embedding,
         layers=tuple(
             PackedLayer(
-                attn_norm=layer.attn_norm,
-                qkv=_pack(layer.qkv, layer.qkv_bias, tables),
-                q_norm=layer.q_norm,
-                k_norm=layer.k_norm,
-                o=_pack(layer.o, None, tables),
-                ffn_norm=layer.ffn_norm,
-                gate_up=_pack(layer.gate_up, None, tables),
-                down=_pack(layer.down, None, tables),
+                norms=layer.norms(),
+                linears={name: _pack(weight, bias, tables) for name, (weight, bias) in layer.linears().items()},
+                experts=None if layer.experts is None else (layer.experts.gate_up, layer.experts.down),
             )
             for layer in weights.layers
         ),

@@ -27,7 +27,7 @@ def test_items() -> None:
     [
         ("nativ", "no backend and no row"),
         ("linear=", "has no value"),
-        ("scale=native", "never calls scale"),
+        ("sample=native", "never calls sample"),
         ("hf dtype=bf16", "takes nothing else"),
     ],
 )

@@ -13,9 +13,10 @@ from gguf import GGMLQuantizationType as Ggml
 from rapid_llm.kernels import use_backend
 from rapid_llm.kernels.registry import get_op
 from rapid_llm.models.config import ModelConfig
-from rapid_llm.models.decoder import Decoder, activation_dtype, rotary_table
+from rapid_llm.models.decoder import Decoder, activation_dtype
 from rapid_llm.models.gguf import GGUFFile
-from rapid_llm.models.op_table import BUCKET_LIMITS, OPS, buckets, find
+from rapid_llm.models.op_table import BUCKET_LIMITS, USUAL_OPS, buckets, find
+from rapid_llm.models.rotary_table import rotary_table
 from rapid_llm.models.weights import load_weights
 from tests.models import reference_decoder, tiny
 from tests.models.paged import PagedRunner
@@ -184,7 +185,7 @@ def test_bindings_name_every_op_in_every_range(decoder: Decoder) -> None:
         by_bucket.setdefault(bucket, set()).add(op)
         assert handle.spec.op == op
     assert set(by_bucket) == {str(b) for b in buckets(decoder.device)}
-    assert all(ops == set(OPS) for ops in by_bucket.values())
+    assert all(ops == set(USUAL_OPS) for ops in by_bucket.values())
 
 
 def test_buckets_cover_every_count_once() -> None:
@@ -266,7 +267,7 @@ def test_the_rotary_table_is_exact_at_the_far_end(tmp_path: Path) -> None:
     """Catches angles taken in fp32, which are off by 1e-3 at position 8191."""
     model = tiny.make(tmp_path / "m.gguf", tiny.Shape(context=8192))
     config = ModelConfig.from_gguf(GGUFFile(model.path))
-    table = rotary_table(config, None)
+    table = rotary_table(config.rope, config.rotary_dim, config.max_model_len)
     i, position = 1, 8191
     angle = torch.tensor(position * config.rope_theta ** (-2 * i / 16), dtype=torch.float64)
     assert abs(table[position, i] - angle.cos()) < 1e-7
