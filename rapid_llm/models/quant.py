@@ -1,6 +1,6 @@
-"""GGUF's block formats as dense numbers, by the formulas in `kernels.ops.block_formats`; for loading and for tests.
+"""Formats of quantised weights by the names that files give them, and as dense numbers; for loading and for tests.
 
-Serving never goes through here: ops compute with the blocks themselves.
+Serving never goes through here: ops compute with the rows as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from rapid_llm.kernels.ops.block_formats import BLOCK, BLOCK_BYTES, row_elements
+from rapid_llm.kernels.ops.block_formats import FORMATS, row_elements
+from rapid_llm.kernels.ops.gemm import dequantise as rows
 
 UNQUANTIZED: Final = "unquantized"
 
@@ -21,32 +22,23 @@ DENSE_TYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
 )
 """ggml types that are plain numbers."""
 
+_BLOCK_TYPES: Final = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+
 SCHEMES: Final[Mapping[str, str]] = MappingProxyType(
-    {**dict.fromkeys(DENSE_TYPES, UNQUANTIZED), "Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1"}
+    {**dict.fromkeys(DENSE_TYPES, UNQUANTIZED), **{name: name.lower() for name in _BLOCK_TYPES}}
 )
 """ggml type -> the `scheme` that ops know it by."""
 
 
 def dequantize(data: Tensor, scheme: str) -> Tensor:
-    """Blocks as fp32, exactly what the format means (d * q is exact in fp32; adding q4_1's minimum rounds once).
+    """Quantised rows as fp32, exactly what the format means, rounded once where the exact weight is no fp32 number.
 
-    data: (rows, bytes a row) uint8. Returns (rows, weights a row) fp32. Raises `ValueError` for a scheme that is not a
-    block format, and for rows that are not whole blocks.
+    data: (rows, bytes a row) uint8. Returns (rows, weights a row) fp32, made a bounded piece at a time. Raises
+    `ValueError` for a scheme that is not a format of rows, and for rows that are not whole blocks.
     """
-    if scheme not in BLOCK_BYTES:
-        raise ValueError(f"{scheme!r} is not a block format; known: {', '.join(BLOCK_BYTES)}")
-    rows, nbytes = data.shape
-    elements = row_elements(nbytes, scheme)
-    blocks = data.view(rows, elements // BLOCK, BLOCK_BYTES[scheme])
-    scale = _half(blocks, 0)
-    if scheme == "q8_0":
-        return (blocks[..., 2:].contiguous().view(torch.int8) * scale).view(rows, elements)
-    packed = blocks[..., -BLOCK // 2 :]
-    nibbles = torch.cat((packed & 15, packed >> 4), dim=-1).float()
-    values = (nibbles - 8) * scale if scheme == "q4_0" else nibbles * scale + _half(blocks, 2)
-    return values.view(rows, elements)
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """The fp16 at byte `at` of every block, as fp32 of shape (rows, blocks, 1)."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).float()
+    if scheme not in FORMATS:
+        raise ValueError(f"{scheme!r} is not a block format; known: {', '.join(FORMATS)}")
+    dense = torch.empty(data.shape[0], row_elements(data.shape[1], scheme), device=data.device)
+    for first, part in rows.pieces(data, scheme):
+        dense[first : first + part.shape[0]] = part
+    return dense
