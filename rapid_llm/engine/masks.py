@@ -16,6 +16,12 @@ from .grammar import Constraint
 _BITS = 32
 
 
+def _changes(device: torch.device) -> Tensor:
+    """For each byte of a mask what is added to the logits of its eight tokens, of which the lowest bit is the first."""
+    bits = torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1
+    return torch.zeros(256, 8).masked_fill(bits == 0, -torch.inf).to(device)
+
+
 class TokenMasks:
     """Applies constraints to logits on a device. Its buffer may be filled again once the device is done with a step.
 
@@ -26,7 +32,7 @@ class TokenMasks:
         self._device = device
         self._max_rows = max_rows
         self._words: Tensor | None = None
-        self._bits = torch.arange(_BITS, dtype=torch.int32, device=device)
+        self._changes = _changes(device)
 
     def __call__(self, logits: Tensor, constrained: Sequence[tuple[int, Constraint]]) -> None:
         """Add -inf in place to what each (row, constraint) forbids of logits (rows, vocab) fp32.
@@ -40,9 +46,8 @@ class TokenMasks:
         host = self._words[:count]
         for row, (_, constraint) in zip(host.numpy(), constrained, strict=True):
             constraint.fill(row)
-        packed = host.to(self._device, non_blocking=True)
-        allowed = (packed.unsqueeze(2) >> self._bits & 1).view(count, words * _BITS)[:, : logits.shape[1]]
-        change = torch.zeros_like(allowed, dtype=logits.dtype).masked_fill_(allowed == 0, -torch.inf)
+        masks = host.to(self._device, non_blocking=True).view(torch.uint8).flatten().int()
+        change = self._changes.index_select(0, masks).view(count, words * _BITS)[:, : logits.shape[1]]
         if count == len(logits):
             logits += change
         else:
