@@ -11,7 +11,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Ggml
 from gguf.quants import dequantize as oracle_dequantize
-from gguf.quants import quantize
 
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.errors import TensorSetError, UnsupportedTensorError
