@@ -252,6 +252,9 @@ def _compare(case: Case, job: Job, deltas: list[TextDelta], path: tuple[int, ...
         if case.params.logprobs is not None:
             assert output.logprobs is not None
             _check_logprobs(case.prompt, output.token_ids, output.logprobs, case.params.logprobs)
+        if _at_the_edge(output.token_ids, slow, case.params):
+            events["at_the_edge"] += 1
+            continue
         if output.finish_reason == "abort":
             events["aborted"] += 1
             assert case.aborted is not None
@@ -269,6 +272,12 @@ def _compare(case: Case, job: Job, deltas: list[TextDelta], path: tuple[int, ...
         assert result.prompt_logprobs is not None
         assert result.prompt_logprobs[0] is None
         _check_logprobs(case.prompt[:1], case.prompt[1:], result.prompt_logprobs[1:], case.params.prompt_logprobs)
+
+
+def _at_the_edge(ids: Sequence[int], slow: slow_generator.Answer, params: SamplingParams) -> bool:
+    """Whether the first id that differs was drawn where the rounding of a sum decides: then nobody is wrong."""
+    first = next((i for i, (a, b) in enumerate(zip(ids, slow.ids, strict=False)) if a != b), None)
+    return first is not None and slow_generator.doubtful(*slow.drawn[first], params)
 
 
 def _check_logprobs(before: Sequence[int], ids: Sequence[int], found: Sequence[Any], top: int) -> None:

@@ -7,6 +7,7 @@ any batching, chunking or preemption, must return for that request.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,12 @@ class Answer(NamedTuple):
     text: str
     finish_reason: str
     stop_reason: int | str | None
+    drawn: list[tuple[np.ndarray, float]]
+    """What each id was drawn from: logits and random number."""
+
+
+ROUNDING = 4e-5
+"""Relative, over what 260 additions and a few other operations in fp32 can lose: (260 + 32) * 2**-24 < 2e-5."""
 
 
 def penalised(logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
@@ -63,6 +70,16 @@ def choose(logits: np.ndarray, params: SamplingParams, draw: float) -> int:
     return int(np.argmax(cumulative > draw * cumulative[-1]))
 
 
+def doubtful(logits: np.ndarray, draw: float, params: SamplingParams) -> bool:
+    """Whether another order of additions in fp32 could draw another token: the number, or a limit, is at the edge."""
+    found = set()
+    for up in (1 - ROUNDING, 1.0, 1 + ROUNDING):
+        for p in (1 - ROUNDING, 1.0, 1 + ROUNDING):
+            near = replace(params, top_p=min(params.top_p * p, 1.0), min_p=min(params.min_p * p, 1.0))
+            found.add(choose(logits.astype(np.float64), near, draw * up))
+    return len(found) > 1
+
+
 def generate(
     logits_of: LogitsOf,
     tokenizer: Tokenizer,
@@ -77,17 +94,19 @@ def generate(
     key = request_key(request_key(*seed_path), sample)
     ends = set(params.stop_ids) | (set() if params.ignore_eos else set(tokenizer.end_ids))
     ids: list[int] = []
+    drawn: list[tuple[np.ndarray, float]] = []
     while True:
         logits = np.array(logits_of([*prompt, *ids]), dtype=np.float32)[: tokenizer.vocab_size]
         logits = penalised(logits, params, prompt, ids)
         if len(ids) < params.min_tokens:
             logits[list(ends)] = -np.inf
-        token = choose(logits, params, uniform(key, len(ids)))
+        drawn.append((logits, uniform(key, len(ids))))
+        token = choose(logits, params, drawn[-1][1])
         ids.append(token)
         if token in ends and len(ids) > params.min_tokens:
             shown = ids if params.include_stop_str_in_output else ids[:-1]
             text = tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
-            return Answer(ids, text, "stop", token if token in params.stop_ids else None)
+            return Answer(ids, text, "stop", token if token in params.stop_ids else None, drawn)
         full = len(prompt) + len(ids) >= max_model_len
         full = full or (params.max_tokens is not None and len(ids) >= params.max_tokens)
         if not full and not params.stop_strings:
@@ -96,9 +115,10 @@ def generate(
         unarmed = tokenizer.decode(ids[: params.min_tokens], skip_special_tokens=params.skip_special_tokens)
         if found := first_stop(text, params.stop_strings, after=len(unarmed)):
             start, stop = found
-            return Answer(ids, text[:start] + (stop if params.include_stop_str_in_output else ""), "stop", stop)
+            shown_stop = stop if params.include_stop_str_in_output else ""
+            return Answer(ids, text[:start] + shown_stop, "stop", stop, drawn)
         if full:
-            return Answer(ids, text, "length", None)
+            return Answer(ids, text, "length", None, drawn)
 
 
 def first_stop(text: str, stops: Iterable[str], *, after: int) -> tuple[int, str] | None:

@@ -15,5 +15,6 @@ def test_every_request_gets_what_it_gets_alone() -> None:
     events: Events = Counter()
     requests = sum(run_scenario(number, events) for number in range(SCENARIOS))
     assert requests > 250
+    assert events["at_the_edge"] <= 1
     for event in MUST_HAPPEN:
         assert events[event] > 0, event
