@@ -42,23 +42,29 @@ def pack_groups(codes: Tensor, scales: Tensor, zeros: Tensor, group: int) -> Ten
 
     Scales and zero points become fp16; group: 32, 64 or 128, of which columns are a multiple.
     """
+    _sizes(codes, f"int4_group{group}")
+    if codes.dtype is not torch.uint8:
+        raise ArgumentError(f"int4_group{group}: the codes must be uint8, got {codes.dtype}")
+    return join_groups(codes[:, ::2] | (codes[:, 1::2] << 4), scales, zeros, group)
+
+
+def join_groups(pairs: Tensor, scales: Tensor, zeros: Tensor, group: int) -> Tensor:
+    """As `pack_groups`, of codes that are two to a byte already, the first in the low nibble: (rows, columns / 2)."""
     scheme = f"int4_group{group}"
     if scheme not in INT4_GROUPS:
         raise ArgumentError(f"a group of {group} is not one of {', '.join(map(str, INT4_GROUPS.values()))}")
-    rows, columns = _sizes(codes, scheme)
-    if codes.dtype is not torch.uint8:
-        raise ArgumentError(f"{scheme}: the codes must be uint8, got {codes.dtype}")
-    wanted = (rows, columns // group)
+    rows, half = pairs.shape
+    wanted = (rows, 2 * half // group)
     for name, tensor in (("scales", scales), ("zeros", zeros)):
-        if tensor.shape != wanted or tensor.device != codes.device:
+        if tensor.shape != wanted or tensor.device != pairs.device:
             raise ArgumentError(
-                f"{scheme}: {(rows, columns)} codes on {codes.device} take {name} of shape {wanted} there, got "
+                f"{scheme}: {(rows, 2 * half)} codes on {pairs.device} take {name} of shape {wanted} there, got "
                 f"{tuple(tensor.shape)} on {tensor.device}"
             )
-    packed = torch.zeros(rows, row_bytes(columns, scheme), dtype=torch.uint8, device=codes.device)
-    packed[:, : columns // 2] = codes[:, ::2] | (codes[:, 1::2] << 4)
-    pairs = torch.stack((scales.half(), zeros.half()), 2).flatten(1)
-    packed[:, columns // 2 : columns // 2 + 4 * wanted[1]] = pairs.view(torch.uint8)
+    packed = torch.zeros(rows, row_bytes(2 * half, scheme), dtype=torch.uint8, device=pairs.device)
+    packed[:, :half] = pairs
+    both = torch.stack((scales.half(), zeros.half()), 2).flatten(1)
+    packed[:, half : half + 4 * wanted[1]] = both.view(torch.uint8)
     return packed
 
 
@@ -85,6 +91,8 @@ def _copied(weight: Tensor, start: int, count: int) -> Tensor:
 
 
 def _sizes(codes: Tensor, scheme: str) -> tuple[int, int]:
+    if scheme not in FORMATS:
+        raise ArgumentError(f"unknown scheme {scheme!r}; known: {', '.join((*CODES, *INT4_GROUPS))}")
     multiple = FORMATS[scheme].weights
     if codes.dim() != 2 or codes.shape[1] % multiple:
         raise ArgumentError(
