@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shlex
 import subprocess
 import sys
@@ -41,10 +40,10 @@ COMMANDS = [
 
 
 def modules_after(*args: str) -> set[str]:
-    """Top-level modules that a command has imported by its end."""
+    """Modules that a command has imported by its end."""
     code = (
         "import sys, atexit\n"
-        "atexit.register(lambda: print(*{m.partition('.')[0] for m in sys.modules}, file=sys.stderr))\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
         "from rapid_llm.cli import main\n"
         "main()"
     )
@@ -59,15 +58,12 @@ def test_light_commands_import_nothing_heavy(args: list[str]) -> None:
     assert not modules_after(*args) & {"torch", "triton", "numpy", "rich", "tokenizers", "jinja2"}
 
 
-def test_help_is_quick() -> None:
-    """Catches what the list above misses. CPU time of the best of three, for busy hosts; 0.07 s measured."""
-    took = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert rapid_llm("--help").returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(took) < 0.25
+def test_help_imports_the_command_line_alone() -> None:
+    """Catches what the list above misses: `benchmarks.dispatch` has the time, of which modules of this package that
+    print no help would be a part."""
+    own = {name for name in modules_after("--help") if name.partition(".")[0] == "rapid_llm"}
+    assert "rapid_llm.cli.app" in own
+    assert {name for name in own if not name.startswith("rapid_llm.cli")} <= {"rapid_llm", "rapid_llm.settings"}
 
 
 def examples(args: list[str], capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -20,7 +19,31 @@ from .mocks import MockConfig, MockDecoder, byte_tokenizer, random_logits
 
 LIMIT = (10e9, "given")
 NAP = 2e-3
+"""Seconds of the tests' own clock."""
 PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+
+class Clock:
+    """Time that passes by a microsecond a look, and in naps: no neighbour of these tests can lengthen a step."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def __call__(self) -> float:
+        self.at += 1e-6
+        return self.at
+
+    def nap(self, seconds: float) -> None:
+        self.at += seconds
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("clock", "core", "llm", "stats"):
+        monkeypatch.setattr(f"rapid_llm.engine.{module}.now", CLOCK)
 
 
 class WorkingDecoder(MockDecoder):
@@ -38,7 +61,7 @@ class WorkingDecoder(MockDecoder):
 
     def forward(self, *args: Any) -> torch.Tensor:
         def slow(*arguments: Any) -> Any:
-            time.sleep(NAP)
+            CLOCK.nap(NAP)
             return self.handle.func(*arguments)
 
         if self.observer is not None:
@@ -137,7 +160,7 @@ def test_the_cost_of_watching_is_no_ones(monkeypatch: Any) -> None:
     """Catches the observer's own time in the engine's share, or in an op's."""
 
     def slow_work(*args: Any) -> Any:
-        time.sleep(10 * NAP)
+        CLOCK.nap(10 * NAP)
         return declared_work(*args)
 
     monkeypatch.setattr("rapid_llm.engine.stats.declared_work", slow_work)
