@@ -46,9 +46,11 @@ _log = logging.getLogger(__name__)
 class LLM:
     """A language model on this machine. Safe to call from several threads: their requests share each step.
 
-    model: a known name or the path of a GGUF file; the other arguments are those of `EngineOptions`, where they are
-    described. tokenizer, device, max_model_len, kv_cache_tokens, threads and options tell what the engine really has.
-    Raises `ValueError` for options that this model or machine cannot honour, and the errors of loading a model.
+    model: a known name, the path of a GGUF file or of a folder in the layout of Hugging Face, or an id of that hub such
+    as `org/name` (`org/name@revision`, `org/name:Q4_K_M` for a GGUF file there); the other arguments are those of
+    `EngineOptions`, where they are described. tokenizer, device, max_model_len, kv_cache_tokens, threads and options
+    tell what the engine really has. Raises `ValueError` for options that this model or machine cannot honour, and the
+    errors of loading a model.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class LLM:
         max_running: int = DEFAULTS.max_running,
         enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
         speculative: Mapping[str, Any] | Speculation | None = DEFAULTS.speculative,
+        load_format: str = DEFAULTS.load_format,
     ) -> None:
         options = EngineOptions(
             dtype=str(dtype),
@@ -79,10 +82,11 @@ class LLM:
             max_running=max_running,
             enable_prefix_caching=enable_prefix_caching,
             speculative=speculative,
+            load_format=load_format,
         )
         target = resolve_device(options.device)
         _use_threads(options, target)
-        self._set_up(*load(model, options.dtype, target), options)
+        self._set_up(*load(model, options.dtype, target, load_format=options.load_format), options)
 
     @classmethod
     def from_parts(cls, decoder: Model, tokenizer: Tokenizer, **options: Any) -> LLM:

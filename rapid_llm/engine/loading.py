@@ -3,17 +3,62 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
 from rapid_llm.models import hub
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.decoder import Decoder, activation_dtype
-from rapid_llm.models.gguf import GGUFFile
+from rapid_llm.models.errors import MetadataError
+from rapid_llm.models.gguf_source import GGUFSource
+from rapid_llm.models.opening import Source, open_source
+from rapid_llm.models.shards import read_json
 from rapid_llm.models.weights import load_weights
 
+from .clock import now
 from .options import PAGE_SIZE
 from .text.tokenizer import Tokenizer
+
+SILENT_S: Final = 1.0
+"""Loading that is over within this time shows no progress."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenModel:
+    """A model whose headers are read and whose weights are not."""
+
+    source: Source
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+
+def open_model(model: str | os.PathLike[str], *, load_format: str = "auto", fetch: bool = True) -> OpenModel:
+    """Find a model (a known name, a file, a folder, a hub's id; see `hub.resolve_model`) and read what it says of
+    itself.
+
+    Raises `rapid_llm.models.errors.ModelError`s that name the file, the value and the fix.
+    """
+    source = open_source(hub.resolve_model(model, load_format=load_format, fetch=fetch), load_format=load_format)
+    if isinstance(source, GGUFSource):
+        return OpenModel(source, ModelConfig.from_gguf(source.file), Tokenizer.from_gguf(source.file))
+    path = source.path / "config.json"
+    if not path.is_file():
+        raise MetadataError(f"{source.path} holds weights and no config.json; fetch the whole model")
+    config = ModelConfig.from_hf(read_json(path), name=str(path))
+    tokenizer = Tokenizer.from_folder(source.path, limit=config.vocab_size)
+    config = replace(
+        config,
+        name=source.path.resolve().name,
+        num_tokens=tokenizer.vocab_size,
+        bos_token_id=tokenizer.bos_id,
+        eos_token_ids=tuple(sorted(tokenizer.end_ids)),
+        add_bos=tokenizer.add_bos,
+        chat_template=tokenizer.chat_template,
+    )
+    return OpenModel(source, config, tokenizer)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -36,13 +81,37 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def load(model: str | os.PathLike[str], dtype: str, device: torch.device) -> tuple[Decoder, Tokenizer]:
-    """Read a model (a known name, fetched if need be, or the path of a GGUF file) on to `device`.
+def load(
+    model: str | os.PathLike[str], dtype: str, device: torch.device, *, load_format: str = "auto"
+) -> tuple[Decoder, Tokenizer]:
+    """Read a model on to `device`; see `open_model`. A load that takes long says how far it is, on a terminal."""
+    opened = open_model(model, load_format=load_format)
+    weights = load_weights(
+        opened.source,
+        opened.config,
+        device=device,
+        dtype=activation_dtype(dtype, device),
+        progress=_Progress(opened.config.name) if sys.stderr.isatty() else None,
+    )
+    return Decoder(opened.config, weights, device=device, dtype=dtype, page_size=PAGE_SIZE), opened.tokenizer
 
-    Raises `rapid_llm.models.errors.ModelError`s that name the file, the value and the fix.
-    """
-    file = GGUFFile(hub.resolve_model(model))
-    config = ModelConfig.from_gguf(file)
-    tokenizer = Tokenizer.from_gguf(file)
-    weights = load_weights(file, config, device=device, dtype=activation_dtype(dtype, device))
-    return Decoder(config, weights, device=device, dtype=dtype, page_size=PAGE_SIZE), tokenizer
+
+class _Progress:
+    """A line on standard error, drawn over, from `SILENT_S` on."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._start = now()
+        self._shown = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        percent = 100 * done // total
+        if percent == self._shown or now() - self._start < SILENT_S:
+            return
+        self._shown = percent
+        print(
+            f"\rloading {self._label}: {percent} %\x1b[K",
+            end="\n" if done == total else "",
+            file=sys.stderr,
+            flush=True,
+        )

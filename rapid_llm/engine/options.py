@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, cast
 
+from rapid_llm.models.source import LOAD_FORMATS
+
 from .speculation import Speculation
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -43,7 +45,8 @@ class EngineOptions:
     in chunks. None is `BATCH_TOKENS` of the device. max_running: most requests in a step. enable_prefix_caching: a
     prompt that begins like an earlier one (of the same cache_salt) takes over its keys and values while they are there.
     speculative: None, or how to guess tokens from a request's own history, as the fields of `Speculation`:
-    `{"method": "ngram", "num_tokens": 4}`; what is generated does not change. Held as a `Speculation`.
+    `{"method": "ngram", "num_tokens": 4}`; what is generated does not change. Held as a `Speculation`. load_format:
+    `auto`, or `pt` to read weights that are pickles (`pytorch_model.bin`), with torch's unpickler that runs no code.
     """
 
     dtype: str = "auto"
@@ -57,6 +60,7 @@ class EngineOptions:
     max_running: int = 64
     enable_prefix_caching: bool = True
     speculative: Mapping[str, Any] | Speculation | None = None
+    load_format: str = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str):  # torch.float32 and the like
@@ -66,6 +70,8 @@ class EngineOptions:
         if self.dtype not in DTYPES:
             known = ", ".join((*DTYPES, *_DTYPE_LABELS))
             raise ValueError(f"dtype={name!r} is not known; use one of {known}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ValueError(f"load_format={self.load_format!r} is not known; use one of {', '.join(LOAD_FORMATS)}")
         if not isinstance(self.device, str):  # a torch.device
             object.__setattr__(self, "device", str(self.device))
         for name in ("deterministic", "enable_prefix_caching"):

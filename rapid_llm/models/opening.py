@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from .errors import TensorSetError, UnknownModelError, UnsafeWeightsError
 from .gguf_source import GGUFSource
@@ -11,9 +10,7 @@ from .gguf_split import open_gguf
 from .pickled import SUFFIXES, PickledFolder, pickled_files
 from .safetensors import SafetensorsFolder
 from .shards import numbered_set
-
-LOAD_FORMATS: Final = ("auto", "pt")
-"""auto: safetensors or GGUF. pt: torch's pickled files too, where a folder has nothing else."""
+from .source import LOAD_FORMATS
 
 Source = GGUFSource | SafetensorsFolder | PickledFolder
 

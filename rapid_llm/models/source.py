@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+LOAD_FORMATS: Final = ("auto", "pt")
+"""auto: safetensors or GGUF. pt: torch's pickled files too, where a folder has nothing else."""
 
 
 class TensorSource(Protocol):

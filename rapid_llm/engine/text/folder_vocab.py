@@ -7,6 +7,7 @@ special tokens are taken out of the encoder, and so is BOS. `Tokenizer` places t
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +25,11 @@ GENERATION: Final = "generation_config.json"
 MODEL: Final = "config.json"
 TEMPLATE: Final = "chat_template.jinja"
 
+_log = logging.getLogger(__name__)
 _ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
-def build(folder: Path) -> Tokenizer:
+def build(folder: Path, limit: int | None = None) -> Tokenizer:
     """See `Tokenizer.from_folder`."""
     path = folder / MAIN
     if not path.is_file():
@@ -36,7 +38,12 @@ def build(folder: Path) -> Tokenizer:
         )
     data, config = read_json(path), _optional(folder / CONFIG)
     added = _added(path, data, config)
+    if limit is not None and (beyond := [token["content"] for i, token in added.items() if i >= limit]):
+        _log.warning("%s: left out, for the model has no rows for them: %s", path, ", ".join(beyond))
+        added = {i: token for i, token in added.items() if i < limit}
     tokens = _tokens(path, data, added)
+    if limit is not None and len(tokens) > limit:
+        raise MetadataError(f"{path} has {len(tokens)} tokens and the model {limit} rows: they are not of one model")
     ids = {text: i for i, text in enumerate(tokens) if text}
     special = {token["content"] for token in added.values() if token.get("special")} | set(_named(config))
     missing = sorted(text for text in special if text not in ids)

@@ -109,14 +109,15 @@ class Tokenizer:
         return build(metadata)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
+    def from_folder(cls, folder: Path, *, limit: int | None = None) -> Tokenizer:
         """Build from a folder's `tokenizer.json` and the files beside it.
 
-        Raises `MetadataError` or `UnsupportedTokenizerError`, with the file and the key.
+        limit: rows of the model's embedding table. Added tokens beyond are left out, aloud: no row is theirs. Raises
+        `MetadataError` or `UnsupportedTokenizerError`, with the file and the key.
         """
         from .folder_vocab import build
 
-        return build(folder)
+        return build(folder, limit)
 
     @property
     def vocab_size(self) -> int:
