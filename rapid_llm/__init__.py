@@ -2,7 +2,7 @@
 
 from rapid_llm import LLM, SamplingParams
 
-Importing this package imports no torch; `LLM` and `SamplingParams` are loaded on first use.
+Importing this package imports no torch; what it offers is loaded on first use.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine.llm import LLM
     from .engine.params import SamplingParams
+    from .engine.structured import StructuredOutput
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutput"]
 
-_HOMES = {"LLM": ".engine.llm", "SamplingParams": ".engine.params"}
+_HOMES = {"LLM": ".engine.llm", "SamplingParams": ".engine.params", "StructuredOutput": ".engine.structured"}
 
 
 def __getattr__(name: str) -> Any:

@@ -45,15 +45,16 @@ class GrammarVocabulary(Protocol):
 class Constraint:
     """Where one sequence is in its structure.
 
-    complete: the structure is whole and nothing may follow it. error: why the structure cannot be followed any
-    further (a limit of the library's), None while it can; then no token is allowed.
+    ends: ids of end tokens. complete: the structure is whole and nothing may follow it. error: why the structure cannot
+    be followed any further (a limit of the library's), None while it can; then no token is allowed.
     """
 
-    __slots__ = ("_matcher", "error", "words")
+    __slots__ = ("_matcher", "ends", "error", "words")
 
-    def __init__(self, matcher: Any, words: int) -> None:
+    def __init__(self, matcher: Any, words: int, ends: frozenset[int]) -> None:
         self._matcher = matcher
         self.words = words
+        self.ends = ends
         self.error: str | None = None
 
     @property
@@ -62,7 +63,7 @@ class Constraint:
 
     def copy(self) -> Constraint:
         """The same place, for another sequence."""
-        return Constraint(self._matcher.deep_copy(), self.words)
+        return Constraint(self._matcher.deep_copy(), self.words, self.ends)
 
     def fill(self, row: npt.NDArray[np.int32]) -> None:
         """Write which tokens may come next: (words,) int32, contiguous; bit i % 32 of word i // 32 is token i."""
@@ -77,6 +78,10 @@ class Constraint:
         row = np.zeros(self.words, dtype=np.int32)
         self.fill(row)
         return [int(token) for token in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+
+    def may_go_on(self) -> bool:
+        """Whether any token but an end may come next. The library notices some ends late: `complete` is False then."""
+        return not self.ends.issuperset(self.allowed())
 
     def advance(self, token: int) -> None:
         """Take the next token of the output, which must be one of the allowed."""
@@ -136,8 +141,12 @@ class Grammars:
             raise ParameterError(field, source, f"one that can be read: {_first_line(matcher.get_error())}")
         for warning in matcher.get_grammar_warnings():
             _log.warning("%s: %s", field, warning)
-        constraint = Constraint(matcher, (self._vocabulary.vocab_size + 31) // 32)
-        if not any(not self._vocabulary.is_control(token) for token in constraint.allowed()):
+        ends = frozenset(self._vocabulary.end_ids)
+        constraint = Constraint(matcher, (self._vocabulary.vocab_size + 31) // 32, ends)
+        goes_on = constraint.may_go_on()
+        if constraint.error is not None:
+            raise ParameterError(field, source, f"one that some text fits; {constraint.error}")
+        if not goes_on:
             raise ParameterError(field, source, "one that some text fits; only the empty one does here")
         return constraint
 

@@ -219,14 +219,19 @@ class Job:
         return self._vocabulary.decode(self.prompt_ids, skip_special_tokens=params.skip_special_tokens)
 
     def _follow(self, request: Request, token: int) -> None:
-        """A structure that is whole ends the request, even where the length does so too: the answer is not cut."""
+        """A structure that is whole ends the request, even where the length does so too: the answer is not cut.
+
+        Where `min_tokens` forbids the end tokens, it ends here too if they are all that may follow.
+        """
         constraint = request.constraint
         if constraint is None:
             return
         constraint.advance(token)
+        early = request.output_len < request.params.min_tokens
+        whole = constraint.complete or (early and not constraint.may_go_on())
         if constraint.error is not None:
             request.finish_reason, request.stop_reason = "error", constraint.error
-        elif constraint.complete:
+        elif whole:
             request.finish_reason, request.stop_reason = "stop", None
 
     def _tell(self, sample: _Sample, token: int | None, text: str, logprobs: TokenLogprobs | None = None) -> None:

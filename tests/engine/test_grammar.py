@@ -22,6 +22,7 @@ from rapid_llm.engine.text.tokenizer import Tokenizer
 
 from .conftest import make_llm
 from .mocks import BOS, EOS, VOCAB, byte_tokenizer, random_logits
+from .text import trained
 
 pytest.importorskip("llguidance")
 
@@ -132,6 +133,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": {"$ref": "#/no"}}, "structured.json_schema="),
     ({"grammar": "start: foo"}, "structured.grammar=.* foo"),
     ({"grammar": 'root ::= "a'}, "structured.grammar="),
+    ({"json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}, "use one that some text fits"),
     ({"regex": "a{0}"}, "structured.regex=.* only the empty one"),
 ]
 
@@ -215,6 +217,8 @@ def test_stops_and_min_tokens_hold_within_a_structure() -> None:
     assert (len(output.text), output.token_ids[5:], output.finish_reason) == (5, [EOS], "stop")
     (whole,) = ask(ends, {"choices": ["yes"]}, min_tokens=9)
     assert (whole.text, whole.finish_reason) == ("yes", "stop")
+    (late,) = ask(ends, {"grammar": 'start: "a" /b{0}/'}, min_tokens=9)
+    assert (late.text, late.token_ids, late.finish_reason) == ("a", [97], "stop")
     (stopped,) = ask(ends, {"choices": ["abcdef"]}, stop="cd")
     assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == ("ab", "stop", "cd")
     (by_id,) = ask(ends, {"choices": ["abcdef"]}, stop_token_ids=[ord("c"), BOS])
@@ -237,6 +241,21 @@ def test_a_structured_request_alone_is_what_it_is_among_others() -> None:
     assert sum(o.metrics.preemptions for o in outputs) > 0
     streamed = list(llm.stream(prompts[0], params[0]))
     assert "".join(streamed) == alone[0][0].text
+
+
+def test_guessing_ahead_leaves_structures_and_penalties_alone() -> None:
+    """Catches guesses that are verified against masks and counts of another position."""
+    forms: list[dict[str, Any]] = [
+        {"structured": {"regex": "(ab){9}c?"}},
+        {"frequency_penalty": 2.0, "logit_bias": {65: 4.0}},
+        {"min_tokens": 20},
+        {},
+    ]
+    params = [SamplingParams(temperature=0, max_tokens=25, **form) for form in forms]
+    logits = random_logits(likely=[65, 66, EOS], lift=9.0)
+    plain = make_llm(logits).generate(["abab"] * 4, params)
+    guessing = make_llm(logits, speculative={"method": "ngram", "num_tokens": 3}).generate(["abab"] * 4, params)
+    assert [o.outputs[0] for o in guessing] == [o.outputs[0] for o in plain]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +291,18 @@ def test_a_structure_that_no_token_can_follow_ends_its_request_alone() -> None:
     assert (bad.outputs[0].text, bad.outputs[0].finish_reason) == ("a", "error")
     assert bad.outputs[0].stop_reason == NOTHING_ALLOWED
     assert good.outputs[0].text == "acc"
+
+
+def test_a_structure_beyond_the_librarys_limits_ends_its_request_alone() -> None:
+    """Catches an error of the library that is passed over, or that ends the step and with it everybody's requests."""
+    doubling = "start: a0\n" + "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(30)) + '\na30: "x"'
+    params = [SamplingParams(structured={"grammar": doubling}, max_tokens=40), SamplingParams(seed=1, max_tokens=40)]
+    large, other = make_llm(random_logits(likely=[120])).generate(["p", "q"], params)
+    answer = large.outputs[0]
+    assert (answer.finish_reason, answer.text) == ("error", "x" * len(answer.token_ids))
+    assert answer.stop_reason.startswith("the structure cannot be followed: ")
+    alone = make_llm(random_logits(likely=[120])).generate("q", params[1])[0]
+    assert other.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
 def test_logprobs_are_of_the_unmasked_model() -> None:
@@ -320,3 +351,22 @@ def test_masks_on_a_gpu_are_those_of_the_cpu() -> None:
         for mask, result in zip(masks, results, strict=True):
             mask(result, rows)
         assert torch.equal(results[0], results[1].cpu())
+
+
+@pytest.mark.parametrize("kind", ["llama-bpe", "always", "never"])
+def test_masks_over_vocabularies_of_every_kind(kind: str, tmp_path: Path) -> None:
+    """Catches tokens spelled otherwise than they are shown (blanks of SentencePiece, byte tokens), and text that is
+    certain but for which the tokenizer, which puts a blank in front, is asked in vain."""
+    made = trained.byte_level(kind) if kind == "llama-bpe" else trained.sentencepiece(kind)
+    tokenizer = Tokenizer.from_folder(trained.folder(tmp_path / "m", made))
+    grammars = Grammars(tokenizer)
+    for choice in CHOICES:
+        constraint, text = grammars.start(StructuredOutput(choices=CHOICES)), b""
+        while text != choice.encode():
+            check_mask(constraint, tokenizer, text)
+            wanted = [t for t in constraint.allowed() if choice.encode().startswith(text + tokenizer.token_bytes(t))]
+            token = max((t for t in wanted if not tokenizer.is_control(t)), key=lambda t: len(tokenizer.token_bytes(t)))
+            constraint.advance(token)
+            text += tokenizer.token_bytes(token)
+        assert constraint.error is None
+        assert constraint.complete or set(tokenizer.end_ids) <= allowed(constraint)

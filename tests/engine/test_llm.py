@@ -328,6 +328,7 @@ def test_lazy_exports() -> None:
     import rapid_llm
 
     assert rapid_llm.LLM is LLM
-    assert {"LLM", "SamplingParams"} <= set(dir(rapid_llm))
+    assert rapid_llm.StructuredOutput(regex="a").form == "regex"
+    assert {"LLM", "SamplingParams", "StructuredOutput"} <= set(dir(rapid_llm))
     with pytest.raises(AttributeError, match="nothing"):
         rapid_llm.nothing  # noqa: B018
