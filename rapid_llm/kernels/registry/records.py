@@ -36,7 +36,9 @@ _LEVELS: Final = (
 """What decides which of torch's and our own kernels a CPU runs; the richest first."""
 
 _lock: Final = Lock()
-_tables: Final[dict[tuple[str, str], dict[str, Record]]] = {}
+_tables: Final[dict[tuple[str | None, ...], dict[str, Record]]] = {}
+_HOMES: Final = ("RAPID_LLM_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+"""Variables that say where the user's own records are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,10 @@ def folder(layer: str) -> Path:
 
 def table(layer: str, kind: str) -> dict[str, Record]:
     """The records of a layer for a device class, by row; read once a process."""
-    path = folder(layer) / file_name(kind)
-    key = (str(path), kind)
+    key = (layer, kind, *(() if layer == SHIPPED else map(os.environ.get, _HOMES)))
     with _lock:
-        if key not in _tables:
-            _tables[key] = _load(path, kind)
+        if key not in _tables:  # asked thousands of times for one model: no path is made for a table that is known
+            _tables[key] = _load(folder(layer) / file_name(kind), kind)
         return _tables[key]
 
 
