@@ -54,6 +54,17 @@ def _silu_and_mul(input: Tensor) -> Array:
         return np.where(gate < 0, falling, rising) * up
 
 
+def _gelu_and_mul(input: Tensor) -> Array:
+    x = _np(input)
+    half = x.shape[-1] // 2
+    gate, up = x[..., :half], x[..., half:]
+    with np.errstate(all="ignore"):
+        u = np.sqrt(2 / np.pi) * gate * (1 + 0.044715 * gate * gate)
+        # 0.5 z (1 + tanh u), and where that cancels z exp(2 u) / (1 + exp(2 u))
+        small = np.exp(2 * np.minimum(u, 0))
+        return np.where(gate < 0, gate * small / (1 + small), 0.5 * gate * (1 + np.tanh(u))) * up
+
+
 def _norm(x: Array, weight: Array, eps: float) -> Array:
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, x.shape[-1])
     result = np.empty_like(rows)

@@ -221,6 +221,7 @@ _MAKERS: Final[Mapping[str, Callable[[torch.Generator, Call], dict[str, Any]]]] 
         "rmsnorm": _rmsnorm,
         "fused_add_rmsnorm": _fused_add_rmsnorm,
         "silu_and_mul": _silu_and_mul,
+        "gelu_and_mul": _silu_and_mul,
         "linear": _linear,
         "embedding": _embedding,
         "rope": _rope,

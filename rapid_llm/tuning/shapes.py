@@ -110,7 +110,7 @@ def _dims(
     for n in counts:
         if op_id in ("rmsnorm", "fused_add_rmsnorm"):
             yield {"tokens": n, "hidden": m.hidden}, {}
-        elif op_id == "silu_and_mul":
+        elif op_id in ("silu_and_mul", "gelu_and_mul"):
             yield {"tokens": n, "features": m.intermediate}, {}
         elif op_id == "scale":
             yield {"numel": n * m.hidden}, {}

@@ -8,6 +8,7 @@ of summation, plus half an ulp of the output's dtype, plus the intermediate roun
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -67,6 +68,22 @@ def silu_and_mul(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) 
     relative = share * exp_error(gate) + U + DIVISION + 3 * U
     slack = expected.abs() * relative * (1 + 16 * U) + (gate * up).abs() * 2 * TINY + (1 + up.abs()) * SUBNORMAL
     slack = slack + (2 * up.abs() + gate.abs()) * flush(roundings)
+    return (finish(expected, slack, tensor.dtype, roundings),)
+
+
+def gelu_and_mul(args: Args, expected: Tensor, roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
+    """As silu_and_mul, with e = exp(-w) and w = 2 sqrt(2 / pi) z (1 + 0.044715 z**2).
+
+    The terms of w have one sign, so it errs relatively by 8 U at most, whichever way it is computed: two constants,
+    four products, a sum, and one spare. The exponential's argument brings that much of |w| into e.
+    """
+    tensor = args["input"]
+    half = tensor.shape[-1] // 2
+    gate, up = _f64(tensor[..., :half]), _f64(tensor[..., half:])
+    w = math.sqrt(8.0 / math.pi) * (gate + 0.044715 * gate**3)
+    share = torch.sigmoid(-w)  # e / (1 + e)
+    relative = torch.nan_to_num(share * torch.expm1(exp_error(w) + 8 * U * w.abs()), posinf=0.0) + U + DIVISION + 3 * U
+    slack = expected.abs() * relative * (1 + 16 * U) + (gate * up).abs() * 2 * TINY + (1 + up.abs()) * SUBNORMAL
     return (finish(expected, slack, tensor.dtype, roundings),)
 
 

@@ -266,6 +266,10 @@ _OWN: Final[dict[str, tuple[tuple[str, str, str | None], ...]]] = {
         ("exp overflows", "fp32", None),
         ("rounds twice", "bf16", None),
     ),
+    "gelu_and_mul": (
+        *((fault, "fp32", None) for fault in ("halves swapped", "erf", "silu", "sigmoid of 1.702", "tails cancel")),
+        ("rounds twice", "bf16", None),
+    ),
     "rmsnorm": (
         ("eps constant", "fp32", None),
         ("eps outside", "bf16", None),

@@ -29,7 +29,9 @@ MANY = "last of many rows unwritten"
 _ROWS: Final = (SPACED, OTHER_SPACED, MANY)
 FAULTS: Final = {
     "scale": (SPACED, OTHER_SPACED),
-    **dict.fromkeys(("silu_and_mul", "rmsnorm", "fused_add_rmsnorm", "rope", "rope_kvcache_write", "linear"), _ROWS),
+    **dict.fromkeys(
+        ("silu_and_mul", "gelu_and_mul", "rmsnorm", "fused_add_rmsnorm", "rope", "rope_kvcache_write", "linear"), _ROWS
+    ),
 }
 """Which of them the cases of an op must show."""
 

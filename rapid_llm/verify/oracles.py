@@ -10,6 +10,7 @@ Expected values are *not* rounded to the op's dtype: the derived bounds (`rapid_
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,15 @@ def silu_and_mul(*, input: Tensor) -> Tensor:
     half = input.shape[-1] // 2
     gate, up = _f64(input[..., :half]), _f64(input[..., half:])
     return gate / (1.0 + torch.exp(-gate)) * up
+
+
+@_reference
+def gelu_and_mul(*, input: Tensor) -> Tensor:
+    """(..., 2d) -> (..., d): gate / (1 + exp(-2 u)) * up, u = sqrt(2 / pi) (gate + 0.044715 gate**3)."""
+    half = input.shape[-1] // 2
+    gate, up = _f64(input[..., :half]), _f64(input[..., half:])
+    u = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
+    return gate / (1.0 + torch.exp(-2.0 * u)) * up
 
 
 def _rmsnorm(values: Tensor, weight: Tensor, eps: float) -> Tensor:

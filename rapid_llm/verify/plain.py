@@ -46,6 +46,25 @@ def silu_and_mul(input: Tensor, out: Tensor | None = None, *, fault: str = "") -
     return give(silu * up, out, input.dtype)
 
 
+def gelu_and_mul(input: Tensor, out: Tensor | None = None, *, fault: str = "") -> Tensor:
+    gate, up = input.float().chunk(2, dim=-1)
+    if fault == "halves swapped":
+        gate, up = up, gate
+    if fault == "erf":
+        return give(torch.nn.functional.gelu(gate) * up, out, input.dtype)
+    if fault == "silu":
+        return give(gate / (1 + torch.exp(-gate)) * up, out, input.dtype)
+    if fault == "sigmoid of 1.702":
+        return give(gate / (1 + torch.exp(-1.702 * gate)) * up, out, input.dtype)
+    inner = math.sqrt(2 / math.pi) * gate * (1 + 0.044715 * gate * gate)
+    if fault == "tails cancel":
+        return give(0.5 * gate * (1 + torch.tanh(inner)) * up, out, input.dtype)
+    gelu = gate / (1 + torch.exp(-2 * inner))
+    if fault == "rounds twice":
+        gelu = gelu.to(input.dtype).float()
+    return give(gelu * up, out, input.dtype)
+
+
 def _norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, fault: str) -> Tensor:
     if fault == "eps constant":
         eps = 1e-6

@@ -53,6 +53,12 @@ def silu_and_mul(*, input: Tensor) -> Work:
     return Work(unique_bytes(input), count * input.element_size(), 5 * count)
 
 
+def gelu_and_mul(*, input: Tensor) -> Work:
+    """As silu_and_mul, with three products and a sum more for the exponent."""
+    count = input.numel() // 2
+    return Work(unique_bytes(input), count * input.element_size(), 9 * count)
+
+
 def rmsnorm(*, input: Tensor, weight: Tensor, eps: float = 1e-6) -> Work:
     """Square and sum, then two products."""
     del eps

@@ -120,6 +120,10 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
         ("small model", lambda dtype: ((torch.zeros(5, 3072, dtype=dtype),), {})),
         ("odd, strided", lambda dtype: ((torch.zeros(4, 3, 2 * 66, dtype=dtype)[:, ::2, ::2],), {})),
     ],
+    "gelu_and_mul": [
+        ("Gemma 2", lambda dtype: ((torch.zeros(5, 18432, dtype=dtype),), {})),
+        ("odd, strided", lambda dtype: ((torch.zeros(4, 3, 2 * 66, dtype=dtype)[:, ::2, ::2],), {})),
+    ],
     "rmsnorm": [
         ("small model", lambda dtype: ((torch.zeros(5, 576, dtype=dtype), torch.zeros(576), 1e-5), {})),
         ("8B", lambda dtype: ((torch.zeros(5, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)), {})),

@@ -6,7 +6,7 @@ does not combine have no cases.
 """
 
 from rapid_llm.verify.cases.build import BUDGETS, Case
-from rapid_llm.verify.cases.elementwise import scale, silu_and_mul
+from rapid_llm.verify.cases.elementwise import gelu_and_mul, scale, silu_and_mul
 from rapid_llm.verify.cases.matrix import embedding, linear
 from rapid_llm.verify.cases.norm import fused_add_rmsnorm, rmsnorm
 from rapid_llm.verify.cases.paged import attention_decode, attention_prefill, kvcache_write
@@ -21,6 +21,7 @@ __all__ = [
     "attention_prefill",
     "embedding",
     "fused_add_rmsnorm",
+    "gelu_and_mul",
     "kvcache_write",
     "linear",
     "rmsnorm",

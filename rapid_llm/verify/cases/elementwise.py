@@ -1,4 +1,4 @@
-"""Cases of the elementwise ops: scale, silu_and_mul."""
+"""Cases of the elementwise ops: scale, silu_and_mul, gelu_and_mul."""
 
 from __future__ import annotations
 
@@ -78,6 +78,22 @@ def scale(dtype: str, device: Device, scheme: str | None = None, *, budget: str 
 def silu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
     """Rows and features with tails, gates from saturated to tiny, layouts, special numbers on either side."""
     del scheme
+    return _gated(dtype, device, budget)
+
+
+def gelu_and_mul(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
+    """As silu_and_mul, and gates over the whole of GELU's negative tail."""
+    del scheme
+    kind = torch_dtype(dtype)
+
+    def tail(g: torch.Generator) -> dict[str, Any]:
+        gate = torch.linspace(-9, 3, 97).to(kind)
+        return {"input": torch.cat((gate, normal(g, (97,), kind, 2.0)))[None].to(device)}
+
+    return [*_gated(dtype, device, budget), Case("tail", tail)]
+
+
+def _gated(dtype: str, device: Device, budget: str) -> list[Case]:
     kind = torch_dtype(dtype)
 
     def case(name: str, shape: tuple[int, ...], layout: str = "contiguous", spread: float = 2.0, **more: Any) -> Case:

@@ -37,6 +37,7 @@ def arguments(op_id: str) -> dict[str, Any]:
     return {
         "scale": lambda: {"input": x, "factor": 0.3},
         "silu_and_mul": lambda: {"input": x},
+        "gelu_and_mul": lambda: {"input": x},
         "rmsnorm": lambda: {"input": x, "weight": w},
         "fused_add_rmsnorm": lambda: {"input": x, "residual": torch.randn(3, 64), "weight": w},
         "rope": lambda: {

@@ -111,3 +111,35 @@ register(
         layout=("last_dim_contiguous",),
     ),
 )
+
+GELU_AND_MUL = OpSpec(
+    id="gelu_and_mul",
+    schema="(Tensor input) -> Tensor",
+    group="activation",
+    dims={"tokens": "input.numel() // max(input.shape[-1], 1)", "features": "input.shape[-1] // 2"},
+    out=Out(shape="(*input.shape[:-1], input.shape[-1] // 2)", dtype="input.dtype"),
+    dtypes=("fp32", "fp16", "bf16"),
+    oracle="rapid_llm.verify.oracles:gelu_and_mul",
+    cases="rapid_llm.verify.cases:gelu_and_mul",
+    bound="rapid_llm.verify.bounds:gelu_and_mul",
+    work="rapid_llm.verify.work:gelu_and_mul",
+    numerics=Numerics(accumulate="fp32"),
+    doc="""gelu(gate) * up with gate, up = input[..., :d], input[..., d:] (GeGLU, Shazeer 2020).
+
+    input: (..., 2d). Returns (..., d) in input's dtype; computed in fp32 and rounded once. GELU in its tanh form
+    (Hendrycks and Gimpel 2016): gelu(z) = 0.5 z (1 + tanh u) = z / (1 + exp(-2 u)), where u = sqrt(2 / pi) (z +
+    0.044715 z^3); to the relative precision of fp32 for negative z too.
+    """,
+)
+
+register(
+    GELU_AND_MUL,
+    KernelSpec(
+        name="native/gelu_and_mul",
+        op="gelu_and_mul",
+        backend="native",
+        target="rapid_llm.kernels.ops.activation.gelu_and_mul:gelu_and_mul",
+        dtypes=("fp32", "fp16", "bf16"),
+        priority=0,
+    ),
+)
