@@ -20,7 +20,7 @@ ROWS = [row for op in registry.ops() for row in registry.rows(op.id) if row.back
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: str) -> Path:
     """Where the extension is looked for: empty, on a machine with a driver of CUDA 13.0 and one GPU of SM 90."""
     monkeypatch.setattr(aot, "PACKAGE", tmp_path)
     monkeypatch.setattr(aot, "_loaded", [])

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import json
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import rapid_llm.kernels as kernels
 from rapid_llm.kernels import Dim, Shape, dispatch, explain, profiler_ranges, register, use_backend
 from rapid_llm.kernels.registry import ArgumentError, codegen, get_op, ops, trace
 from rapid_llm.kernels.registry.codegen import cache_of, public_function, source
-from tests import scratch
+from tests import scratch, warm
 from tests.kernels.registry.test_torch_ops import arguments
 
 
@@ -179,7 +178,7 @@ def test_the_trace_counts_calls_and_is_written_at_exit(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     env = {"RAPID_LLM_TRACE": str(file), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     root = Path(kernels.__file__).parents[2]
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, check=True, cwd=root)
+    subprocess.run([warm.executable(), "-c", textwrap.dedent(code)], env=env, check=True, cwd=root)
     (entry,) = json.loads(file.read_text())["decisions"]
     key = entry.pop("key")
     assert entry == {"op": "scale", "row": "native/scale", "dtype": "fp32", "shape": entry["shape"], "count": 4}
