@@ -49,3 +49,7 @@ class DownloadError(ModelError):
 
 class ChecksumError(ModelError):
     """A model's file is not the published one: its size or SHA-256 differs."""
+
+
+class UnsupportedQuantizationError(ModelError):
+    """A checkpoint's `quantization_config` asks for what no reader of quantised weights does."""

@@ -32,7 +32,7 @@ def pack_channel(codes: Tensor, scales: Tensor, scheme: str) -> Tensor:
         )
     packed = torch.zeros(rows, row_bytes(columns, scheme), dtype=torch.uint8, device=codes.device)
     packed[:, :columns] = codes.view(torch.uint8)
-    each = scales.float().reshape(-1, 1).expand(rows, 1).contiguous()
+    each = torch.empty(rows, 1, device=codes.device).copy_(scales.reshape(-1, 1))  # dense, which a view may not be
     packed[:, columns : columns + 4] = each.view(torch.uint8)
     return packed
 
