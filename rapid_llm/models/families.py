@@ -187,11 +187,10 @@ ROWS: Final = (
         theta=1_000_000.0,
         local_theta=10_000.0,
         defaults={
-            **_GEMMA,
+            **{k: v for k, v in _GEMMA.items() if k != "attn_logit_softcapping"},  # which transformers passes over here
             "vocab_size": 262_208,
             "max_position_embeddings": 131_072,
             "sliding_window_pattern": 6,
-            "attn_logit_softcapping": None,
             "final_logit_softcapping": None,
         },
         **{**_GEMMA_FLAGS, "reads": (*_GEMMA_FLAGS["reads"], "rope_local_base_freq")},

@@ -38,7 +38,7 @@ _OF_FAMILY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "llama": _EXPERT_KEYS,
         "qwen3moe": _EXPERT_KEYS,
         "gemma2": (*_WINDOW_KEYS, "attn_logit_softcapping", "final_logit_softcapping"),
-        "gemma3": (*_WINDOW_KEYS, "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa"),
+        "gemma3": (*_WINDOW_KEYS, "final_logit_softcapping", "rope.freq_base_swa"),
         "phi3": ("attention.sliding_window",),
     }
 )
