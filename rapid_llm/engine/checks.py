@@ -46,8 +46,8 @@ def flag(field: str, value: Any) -> bool:
     return value
 
 
-def strings(field: str, value: Any) -> tuple[str, ...]:
-    """One string or several, none of them empty, each once."""
+def strings(field: str, value: Any, most: int | None = None) -> tuple[str, ...]:
+    """One string or several, none of them empty, each once. most: of them, None for any number."""
     accepted = "a non-empty string or a list of them"
     given = (value,) if isinstance(value, str) else _listed(field, value, accepted)
     for string in given:
@@ -55,7 +55,10 @@ def strings(field: str, value: Any) -> tuple[str, ...]:
             raise ParameterError(field, value, accepted)
         if not is_text(string):
             raise ParameterError(field, value, "text without lone surrogates, which no model output contains")
-    return tuple(dict.fromkeys(given))
+    found = tuple(dict.fromkeys(given))
+    if most is not None and len(found) > most:
+        raise ParameterError(field, value, f"at most {most} strings, not {len(found)}")
+    return found
 
 
 def is_text(string: str) -> bool:

@@ -23,6 +23,9 @@ GREEDY_BELOW: Final = 1e-5
 MAX_TEMPERATURE: Final = 100.0
 MAX_N: Final = 128
 MAX_LOGPROBS: Final = 20
+MAX_STOPS: Final = 64
+"""Stop strings: each is followed through every character of the text."""
+
 MAX_BIASES: Final = 1024
 MAX_BIAS: Final = 100.0
 
@@ -41,7 +44,7 @@ class SamplingParams:
     min_p: drop tokens less probable than this times the most probable one, 0 to 1; 0 is off.
     max_tokens: at most this many tokens; None means until the context is full.
     min_tokens: neither an end token nor a stop string ends the sequence within its first `min_tokens` tokens.
-    stop: a string or several that end the text when they appear in it. Held as a tuple.
+    stop: a string or several, at most 64, that end the text when they appear in it. Held as a tuple.
     stop_token_ids: token ids that end the sequence, beside the model's own end tokens. Held as a tuple.
     include_stop_str_in_output: leave the stop string, or the text of the stop token, in the text.
     ignore_eos: the model's own end tokens do not end the sequence.
@@ -93,7 +96,7 @@ class SamplingParams:
         self._int("min_tokens", 0, INT32_MAX)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
-        self._set("stop", () if self.stop is None else strings("stop", self.stop))
+        self._set("stop", () if self.stop is None else strings("stop", self.stop, MAX_STOPS))
         self._set("stop_token_ids", () if self.stop_token_ids is None else self._ids())
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "echo"):
             flag(name, getattr(self, name))

@@ -325,20 +325,6 @@ def test_a_vocabulary_that_the_model_pads_or_cuts() -> None:
         assert torch.isfinite(logits[1]).nonzero().flatten().tolist() == [i for i in (97, 98) if i < width]
 
 
-@pytest.mark.model
-def test_masks_over_a_real_vocabulary(model_path: Path) -> None:
-    """Catches a token spelled wrongly for the library, among 49,152 of up to dozens of bytes."""
-    from rapid_llm.models.gguf import GGUFFile
-
-    tokenizer = Tokenizer.from_gguf(GGUFFile(model_path))
-    grammars = Grammars(tokenizer)
-    for text in ("", "yes"):
-        constraint = grammars.start(StructuredOutput(choices=CHOICES))
-        for token in tokenizer.encode(text) if text else []:
-            constraint.advance(token)
-        check_mask(constraint, tokenizer, text.encode())
-
-
 @pytest.mark.gpu
 def test_masks_on_a_gpu_are_those_of_the_cpu() -> None:
     """Catches a shift of signed words that differs, and a buffer that is written again too early."""
