@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from .declare import Json, example
+from .engine import Deterministic, Guesses, PrefixCaching, engine_options
 from .sampling import (
     Choice,
     Echo,
@@ -104,6 +105,9 @@ def generate(
     device: Device = "auto",
     threads: Threads = None,
     max_model_len: Context = None,
+    deterministic: Deterministic = False,
+    prefix_caching: PrefixCaching = None,
+    speculate: Guesses = None,
     stats: Stats = False,
     json: Json = False,
 ) -> None:
@@ -114,7 +118,13 @@ def generate(
         prompt,
         as_chat=chat,
         model=model,
-        options={"dtype": dtype, "device": device, "threads": threads, "max_model_len": max_model_len},
+        options={
+            "dtype": dtype,
+            "device": device,
+            "threads": threads,
+            "max_model_len": max_model_len,
+            **engine_options(deterministic=deterministic, prefix_caching=prefix_caching, speculate=speculate),
+        },
         sampling=sampling(
             {
                 "json_schema": json_schema,
@@ -171,6 +181,9 @@ def chat(
     device: Device = "auto",
     threads: Threads = None,
     max_model_len: Context = None,
+    deterministic: Deterministic = False,
+    prefix_caching: PrefixCaching = None,
+    speculate: Guesses = None,
 ) -> None:
     """Talk to a model.
 
@@ -181,7 +194,13 @@ def chat(
     run(
         model=model,
         system=system,
-        options={"dtype": dtype, "device": device, "threads": threads, "max_model_len": max_model_len},
+        options={
+            "dtype": dtype,
+            "device": device,
+            "threads": threads,
+            "max_model_len": max_model_len,
+            **engine_options(deterministic=deterministic, prefix_caching=prefix_caching, speculate=speculate),
+        },
         sampling=sampling(
             {
                 "json_schema": json_schema,

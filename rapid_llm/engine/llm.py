@@ -113,7 +113,7 @@ class LLM:
         scheduler = _scheduler(pool, options, device.type)
         max_batch_tokens, max_running = scheduler.max_batch_tokens, scheduler.max_running
         guesses = 0 if options.speculation is None else options.speculation.num_tokens
-        max_rows = min(max_running * (1 + guesses), max_batch_tokens)
+        self._max_rows = max_rows = min(max_running * (1 + guesses), max_batch_tokens)
         builder = BatchBuilder(
             max_tokens=max_batch_tokens,
             max_sequences=max_running,
@@ -221,7 +221,14 @@ class LLM:
         if self.device.type == "cpu":
             return iter(())
         most, requests = self._engine.scheduler.max_batch_tokens, self._engine.scheduler.max_running
-        return steps(self._decoder, self._kv, self._sampler, max_tokens=most, max_sequences=requests)
+        return steps(
+            self._decoder,
+            self._kv,
+            self._sampler,
+            max_tokens=most,
+            max_sequences=requests,
+            max_rows=self._max_rows,
+        )
 
     def stats(self, *, every: int = 8) -> Stats:
         """Measure while a `with` block runs: `with llm.stats() as stats: llm.generate(...)`, then `stats.report()`.

@@ -14,6 +14,11 @@ MAX_LOGITS: Final = 1 << 22
 """Logits that exist at a time, in fp32, whatever the length of the prompt; one row if a row is longer."""
 
 
+def rows_at_a_time(vocab_size: int) -> int:
+    """Rows whose logits exist at a time."""
+    return max(1, MAX_LOGITS // vocab_size)
+
+
 def score(
     logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Sequence[int], *, top: int, vocab_size: int
 ) -> list[list[RawLogprob]]:
@@ -23,7 +28,7 @@ def score(
     model's own distribution over the first `vocab_size` ids, in fp32; ranks from 1, tokens of equal probability sharing
     the better one in the target's entry.
     """
-    rows = max(1, MAX_LOGITS // vocab_size)
+    rows = rows_at_a_time(vocab_size)
     found: list[list[RawLogprob]] = []
     for start in range(0, len(targets), rows):
         part = targets[start : start + rows]

@@ -14,6 +14,7 @@ import torch
 
 from rapid_llm.models.attention_metadata import AttentionMetadata, KVCache
 
+from .prompt_logprobs import rows_at_a_time
 from .runner import Model
 from .sampler import Sampler
 
@@ -32,13 +33,17 @@ def step_sizes(most: int) -> list[int]:
 
 
 def steps(
-    model: Model, kv: KVCache, sampler: Sampler, *, max_tokens: int, max_sequences: int
+    model: Model, kv: KVCache, sampler: Sampler, *, max_tokens: int, max_sequences: int, max_rows: int | None = None
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """(what it is, a function that makes it): prefill, and decode with sampling, at every size that may matter."""
+    """(what it is, a function that makes it): prefill with the logits of prompts, decode with sampling, and where there
+    are guesses (max_rows, of logits, exceeds max_sequences) their verification, at every size that may matter."""
     for tokens in step_sizes(max_tokens):
         yield f"a prefill step of {tokens} tokens", partial(_step, model, kv, None, tokens, 1)
     for count in step_sizes(max_sequences):
         yield f"a decode step of {count} requests", partial(_step, model, kv, sampler, count, count)
+    for count in step_sizes(max_rows or 0):
+        if count > max_sequences:
+            yield f"a step that verifies {count} rows", partial(_step, model, kv, sampler, count, 1)
 
 
 def _step(model: Model, kv: KVCache, sampler: Sampler | None, tokens: int, sequences: int) -> None:
@@ -60,3 +65,5 @@ def _step(model: Model, kv: KVCache, sampler: Sampler | None, tokens: int, seque
         hidden = model.forward(torch.zeros(tokens, dtype=torch.int64, device=device), meta, kv)
         if sampler is not None:
             sampler.rehearse(model.compute_logits(hidden))
+        else:
+            model.compute_logits(hidden[: rows_at_a_time(model.config.vocab_size)])

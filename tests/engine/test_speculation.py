@@ -15,6 +15,7 @@ from rapid_llm.engine.options import EngineOptions
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.scheduler import Scheduler
 from rapid_llm.engine.speculation import NgramDrafter, Speculation
+from rapid_llm.engine.warmup import steps
 
 from .conftest import make_llm
 from .mocks import EOS, VOCAB, random_logits
@@ -223,6 +224,15 @@ def test_guesses_take_what_a_step_has_left() -> None:
     assert guessing_step(s) == [("a", 1, 0), ("b", 7, 0)]
     assert guessing_step(s) == [("a", 3, 2), ("b", 5, 0)]
     assert guessing_step(s) == [("a", 5, 4), ("b", 1, 0)]
+
+
+def test_warm_up_makes_steps_of_every_number_of_rows() -> None:
+    """Catches a number of rows that steps of guesses have and no rehearsal: a kernel would be compiled late."""
+    llm = make_llm(cycle(1, 2), speculative=NGRAM, max_running=3)
+    assert llm._max_rows == 15
+    known = steps(llm._decoder, llm._kv, llm._sampler, max_tokens=20, max_sequences=3, max_rows=llm._max_rows)
+    rows = [int(name.split()[-2]) for name, _ in known if "verifies" in name]
+    assert rows == list(range(4, 16))
 
 
 def test_off_by_default() -> None:

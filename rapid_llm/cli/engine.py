@@ -1,0 +1,31 @@
+"""How the engine of `generate` and `chat` runs, beside device and dtype: the options and what they become."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="The same answer to the last bit, whatever else runs or ran.")
+]
+PrefixCaching = Annotated[
+    bool | None,
+    typer.Option("--prefix-caching/--no-prefix-caching", help="Reuse what prompts begin with. Default: on."),
+]
+Guesses = Annotated[
+    int | None,
+    typer.Option("--speculate", metavar="N", help="Guess up to N tokens ahead from the text itself; same answer."),
+]
+
+
+def engine_options(*, deterministic: bool, prefix_caching: bool | None, speculate: int | None) -> dict[str, Any]:
+    """What was given, under the names of `EngineOptions`."""
+    given: dict[str, Any] = {}
+    if deterministic:
+        given["deterministic"] = True
+    if prefix_caching is not None:
+        given["enable_prefix_caching"] = prefix_caching
+    if speculate is not None:
+        given["speculative"] = {"method": "ngram", "num_tokens": speculate}
+    return given

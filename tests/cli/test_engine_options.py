@@ -1,0 +1,39 @@
+"""Options of `generate` and `chat` that say how the engine runs."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from .support import FakeLLM, call
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"]])
+def test_options_of_the_engine_are_handed_on(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches an option of the engine that is accepted and does nothing, or is set without being given."""
+    made: list[dict[str, Any]] = []
+
+    def make(model: str | None, options: dict[str, Any]) -> FakeLLM:
+        made.append(options)
+        return FakeLLM(["x"])
+
+    for module in ("generate", "chat"):
+        monkeypatch.setattr(f"rapid_llm.cli.{module}.make_llm", make)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    args = ["--deterministic", "--no-prefix-caching", "--speculate", "3"]
+    assert call(*command, *args, capsys=capsys).status == 0
+    (options,) = made
+    rest = {name: value for name, value in options.items() if name not in ("dtype", "device") and value is not None}
+    speculative = {"method": "ngram", "num_tokens": 3}
+    assert rest == {"deterministic": True, "enable_prefix_caching": False, "speculative": speculative}
+
+
+def test_a_bad_number_of_guesses_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a value that is found only once the model is loaded."""
+    done = call("generate", "hi", "--speculate", "99", capsys=capsys)
+    assert done.status == 2
+    assert "num_tokens=99: use an integer from 1 to 32" in done.err
