@@ -10,10 +10,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from . import checkpoints
 from . import names as naming
 from .config import ModelConfig
-from .errors import TensorSetError, UnsupportedTensorError
+from .errors import TensorSetError, UnsupportedQuantizationError, UnsupportedTensorError
 from .quant import DENSE_TYPES, SCHEMES, UNQUANTIZED, dequantize
+from .quantize import QUANTIZATIONS, quantize, scheme_for
 from .source import TensorSource
 from .weights import ExpertWeights, LayerWeights, ModelWeights, Progress, Weight, unpermute
 
@@ -32,6 +34,18 @@ class _Part:
     heads: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A part's rows before they are copied. kind: of the tensor, for messages. data: rows that had to be read already;
+    quantised: the tensor is dense, and is to become `scheme`."""
+
+    name: str
+    kind: str
+    scheme: str
+    data: Tensor | None = None
+    quantised: bool = False
+
+
 class Loader:
     """See `load_weights`."""
 
@@ -43,7 +57,10 @@ class Loader:
         dtype: torch.dtype,
         *,
         progress: Progress | None = None,
+        quantization: str | None = None,
     ) -> None:
+        if quantization is not None and quantization not in QUANTIZATIONS:
+            raise ValueError(f"quantization={quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
         self._source = source
         self._config = config
         self._device = device
@@ -52,8 +69,12 @@ class Loader:
         self._there = frozenset(source.names())
         self._names = naming.find(self._there, config, source.path)
         self._left = set(self._there)
+        self._reader = None if config.quantization is None else checkpoints.reader(config.quantization)
+        self._quantization = quantization
+        self._quantised = 0
         self._mixed: list[str] = []
         self._dense_experts: list[str] = []
+        self._unfit: list[str] = []
 
     def load(self) -> ModelWeights:
         config, names = self._config, self._names
@@ -66,6 +87,11 @@ class Loader:
             rope_factors=self._rope_factors(),
         )
         self._refuse_leftovers()
+        if self._quantization is not None and not self._quantised:
+            raise UnsupportedQuantizationError(
+                f"{self._source.path}: quantization={self._quantization!r} finds no dense matrix that it divides; "
+                "leave it out"
+            )
         self._say_what_is_dense()
         return weights
 
@@ -87,14 +113,14 @@ class Loader:
         sparse = c.has_experts(number)
         return LayerWeights(
             attn_norm=norms["attn_norm"],
-            qkv=self._fused(qkv, c.hidden_size),
+            qkv=self._fused(qkv, c.hidden_size, self._quantization),
             qkv_bias=self._bias(qkv) if biased else None,
             q_norm=norms.get("q_norm"),
             k_norm=norms.get("k_norm"),
-            o=self._matrix(o, c.hidden_size, c.q_size),
+            o=self._matrix(o, c.hidden_size, c.q_size, self._quantization),
             ffn_norm=norms["ffn_norm"],
             gate_up=None if sparse else self._gate_up(number),
-            down=None if sparse else self._matrix(self._names.at(number, "down"), c.hidden_size, c.intermediate_size),
+            down=None if sparse else self._down(number),
             o_bias=self._bias([_Part(o, c.hidden_size)]) if c.attention_bias else None,
             post_attn_norm=norms.get("post_attn_norm"),
             post_ffn_norm=norms.get("post_ffn_norm"),
@@ -116,30 +142,35 @@ class Loader:
     def _gate_up(self, number: int) -> Weight:
         wide, at = self._config.intermediate_size, self._names.at
         if self._config.family.fused:
-            return self._matrix(at(number, "gate_up"), 2 * wide, self._config.hidden_size)
-        return self._fused([_Part(at(number, part), wide) for part in ("gate", "up")], self._config.hidden_size)
+            return self._matrix(at(number, "gate_up"), 2 * wide, self._config.hidden_size, self._quantization)
+        parts = [_Part(at(number, part), wide) for part in ("gate", "up")]
+        return self._fused(parts, self._config.hidden_size, self._quantization)
+
+    def _down(self, number: int) -> Weight:
+        c = self._config
+        return self._matrix(self._names.at(number, "down"), c.hidden_size, c.intermediate_size, self._quantization)
 
     # Matrices --------------------------------------------------------------------------------------------------------
 
-    def _matrix(self, at: str, rows: int, columns: int) -> Weight:
-        return self._fused([_Part(at, rows)], columns)
+    def _matrix(self, at: str, rows: int, columns: int, quantization: str | None = None) -> Weight:
+        return self._fused([_Part(at, rows)], columns, quantization)
 
-    def _fused(self, parts: Sequence[_Part], columns: int) -> Weight:
-        """The rows of several tensors in one matrix."""
-        self._refuse_incomplete([f"{part.at}.weight" for part in parts])
-        names = [self._take(f"{part.at}.weight", (part.rows, columns)) for part in parts]
-        schemes = [self._scheme(name) for name in names]
+    def _fused(self, parts: Sequence[_Part], columns: int, quantization: str | None = None) -> Weight:
+        """The rows of several tensors in one matrix; quantization: what dense ones are quantised to."""
+        self._refuse_incomplete([f"{part.at}.weight" for part in parts if not self._quantised_parts(part.at)])
+        found = [self._find(part, columns, quantization) for part in parts]
+        schemes = [rows.scheme for rows in found]
         mixed = len(set(schemes)) > 1
         if mixed:
-            self._mixed.append(" + ".join(f"{name} {self._source.dtype(name)}" for name in names))
+            self._mixed.append(" + ".join(f"{rows.name} {rows.kind}" for rows in found))
         scheme = UNQUANTIZED if mixed else schemes[0]
         total = sum(part.rows for part in parts)
         data: Tensor | None = None
         at = 0
-        for part, name, kind in zip(parts, names, schemes, strict=True):
-            rows = self._source.data(name)
-            if kind != scheme:
-                rows = dequantize(rows, kind)
+        for part, of_part in zip(parts, found, strict=True):
+            rows = self._data(of_part)
+            if of_part.scheme != scheme:
+                rows = dequantize(rows, of_part.scheme)
             if data is None:
                 dtype = self._dtype if scheme == UNQUANTIZED else torch.uint8
                 data = torch.empty((total, rows.shape[1]), dtype=dtype, device=self._device)
@@ -151,6 +182,51 @@ class Loader:
             at += part.rows
         assert data is not None
         return Weight(data, scheme, (total, columns))
+
+    def _find(self, part: _Part, columns: int, quantization: str | None) -> _Found:
+        """What there is of a part, and the scheme that its rows will have."""
+        shape = (part.rows, columns)
+        if self._quantised_parts(part.at):
+            weight = self._read(part.at, shape)
+            kind = "dense" if weight.scheme == UNQUANTIZED else weight.scheme
+            return _Found(part.at, kind, weight.scheme, weight.data)
+        name = self._take(f"{part.at}.weight", shape)
+        scheme, kind = self._scheme(name), self._source.dtype(name)
+        if quantization is None or scheme != UNQUANTIZED:
+            return _Found(name, kind, scheme)
+        wanted = scheme_for(quantization, columns)
+        if wanted is None:
+            self._unfit.append(f"{name} {shape}")
+            return _Found(name, kind, scheme)
+        self._quantised += 1
+        return _Found(name, wanted, wanted, quantised=True)
+
+    def _data(self, found: _Found) -> Tensor:
+        """The rows, in the form of their scheme."""
+        if found.data is not None:
+            return found.data
+        data = self._source.data(found.name)
+        if not found.quantised:
+            return data
+        try:
+            return quantize(data.to(self._device), found.scheme)
+        except ValueError as error:
+            raise UnsupportedQuantizationError(f"{self._source.path}: tensor '{found.name}': {error}") from error
+
+    def _quantised_parts(self, at: str) -> tuple[str, ...]:
+        """What the checkpoint's own method has of a matrix; () where it is stored as one tensor."""
+        return () if self._reader is None else self._reader.parts(self._there, at)
+
+    def _read(self, at: str, shape: tuple[int, int]) -> Weight:
+        """A matrix in the form of the checkpoint's own method."""
+        assert self._reader is not None
+        tensors = {part: self._source.data(f"{at}.{part}").clone() for part in self._quantised_parts(at)}
+        for part in tensors:
+            self._check_off(f"{at}.{part}")
+        weight = self._reader.read(tensors, f"{self._source.path}: {at}")
+        if weight.shape != shape:
+            raise TensorSetError(f"{self._source.path}: the weight of '{at}' has shape {weight.shape}, not {shape}")
+        return weight
 
     def _refuse_incomplete(self, names: Sequence[str]) -> None:
         missing = [n for n in names if n not in self._there]
@@ -173,7 +249,7 @@ class Loader:
         """The head in the file if there is one, the embedding if it is tied to that; a configuration that promises the
         one where the file has the other is obeyed where it asks for a tensor, and contradicted aloud where not."""
         c, name = self._config, f"{self._names.head}.weight"
-        if name not in self._there:
+        if name not in self._there and not self._quantised_parts(self._names.head):
             if c.tie_word_embeddings:
                 return embedding
             raise TensorSetError(
@@ -203,8 +279,7 @@ class Loader:
         if self._names.expert:
             for part, place in places.items():
                 for expert in range(count):
-                    at = self._names.of_expert(number, part, expert)
-                    self._fill(f"{at}.weight", place[expert])
+                    self._fill_expert(self._names.of_expert(number, part, expert), place[expert])
         elif self._names.gguf:
             for part, place in places.items():
                 self._fill(f"{self._names.at(number, f'experts_{part}')}.weight", place)
@@ -213,6 +288,15 @@ class Loader:
             self._fill(self._names.at(number, "experts_down"), down)
         router = self._matrix(self._names.at(number, "router"), count, hidden)
         return ExpertWeights(router, gate_up, down)
+
+    def _fill_expert(self, at: str, place: Tensor) -> None:
+        if not self._quantised_parts(at):
+            self._fill(f"{at}.weight", place)
+            return
+        weight = self._read(at, (place.shape[0], place.shape[1]))
+        dense = weight.scheme == UNQUANTIZED
+        place.copy_(weight.data if dense else dequantize(weight.data, weight.scheme))
+        self._dense_experts.append(at)
 
     def _fill(self, name: str, place: Tensor) -> None:
         """Copy a tensor, of one expert or of all, to its place, as dense numbers."""
@@ -262,13 +346,24 @@ class Loader:
         found = self._source.shape(name)
         if found != shape:
             raise TensorSetError(f"{self._source.path}: tensor '{name}' has shape {found}, not {shape}")
+        self._check_off(name)
+        return name
+
+    def _check_off(self, name: str) -> None:
         self._left.remove(name)
         if self._progress is not None:
             self._progress(len(self._there) - len(self._left), len(self._there))
-        return name
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """GPTQ's tools give a bias of zeros to every layer that they quantise."""
+        return (
+            name.endswith(".bias")
+            and bool(self._quantised_parts(name.removesuffix(".bias")))
+            and not bool(self._source.data(name).any())
+        )
 
     def _refuse_leftovers(self) -> None:
-        passed = sorted(filter(self._names.is_passed, self._left))
+        passed = sorted(name for name in self._left if self._names.is_passed(name) or self._is_zero_bias(name))
         names = sorted(self._left.difference(passed))
         of_images = [n for n in passed if n.startswith(self._names.passed) and not self._names.gguf]
         if of_images:
@@ -285,9 +380,12 @@ class Loader:
         )
 
     def _say_what_is_dense(self) -> None:
+        own = [] if self._reader is None else [at for at in self._reader.dense if at not in self._dense_experts]
         for found, what in (
             (self._mixed, "fused groups mix tensor types"),
             (self._dense_experts, "tensors of experts"),
+            (own, "matrices have groups out of order, of 8 bits, or with scales beyond fp16"),
+            (self._unfit, f"matrices have rows that {self._quantization} does not divide"),
         ):
             if found:
                 _log.warning("%s: %d %s and are kept dense (%s first)", self._source.path, len(found), what, found[0])

@@ -99,17 +99,21 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress | None = None,
+    quantization: str | None = None,
 ) -> ModelWeights:
     """Read every tensor of `source` on to `device`; dense matrices and biases become `dtype`, the activations' dtype.
 
-    progress: called behind each tensor.
+    progress: called behind each tensor. quantization: what the dense matrices of layers are quantised to (`int8`,
+    `int4` or `fp8`, see `quantize`); embedding, head, router and experts stay as they are. A checkpoint that is
+    quantised already is read as its `config.quantization` says (`checkpoints`).
 
     A fused group whose parts are of different types (a q8_0 v beside q4_0 q and k) is kept dense, in `dtype`, which is
     what the ops compute with such a weight anyway; so are quantised experts; one warning says how many. A head in the
     file is used although the configuration ties it to the embedding, unless the two are equal; a warning says so.
 
     Raises `TensorSetError` for tensors that are missing, left over or of the wrong shape and for an incomplete group,
-    `UnsupportedTensorError` for types and kinds of tensors that no op computes with.
+    `UnsupportedTensorError` for types and kinds of tensors that no op computes with, `UnsupportedQuantizationError` for
+    a configuration of quantised weights that is not read, and for a quantization that would change nothing.
     """
     from .loader import Loader  # which needs the classes above
 
@@ -117,7 +121,7 @@ def load_weights(
         from .gguf_source import GGUFSource
 
         source = GGUFSource(source)
-    return Loader(source, config, device, dtype, progress=progress).load()
+    return Loader(source, config, device, dtype, progress=progress, quantization=quantization).load()
 
 
 def unpermute(rows: Tensor, heads: int) -> Tensor:
