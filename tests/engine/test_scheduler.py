@@ -161,7 +161,7 @@ def test_chunk_fields() -> None:
 
 def test_host_side_modules_import_no_torch() -> None:
     """Catches a torch import that would slow every process that only schedules, parses or reports."""
-    modules = ("request", "scheduler", "kv_pool", "options", "outputs", "prompts", "clock")
+    modules = ("request", "scheduler", "kv_pool", "prefix", "speculation", "options", "outputs", "prompts", "clock")
     code = "import sys\n" + "".join(f"import rapid_llm.engine.{m}\n" for m in modules)
     code += "import rapid_llm; rapid_llm.SamplingParams\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
