@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from .kv_pool import KVPool, Pages
-from .prefix import PrefixCache
+from .prefix import Block, PrefixCache
 from .request import FinishReason, Request
 
 
@@ -73,6 +73,8 @@ class Scheduler:
             raise ValueError(f"max_batch_tokens={max_batch_tokens} is below max_running={max_running}")
         if grid is not None and not 1 <= grid <= max_batch_tokens:
             raise ValueError(f"grid={grid}: use 1 to max_batch_tokens={max_batch_tokens}")
+        if grid is not None and max_running != 1:  # a second prompt would begin beside one that waits for its place
+            raise ValueError(f"max_running={max_running}: a grid needs 1")
         self.pool = pool
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
@@ -82,6 +84,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
+        self._blocked: Request | None = None
+        self._blocked_at = 0
         self.hit_tokens = 0
         """Tokens that were found in the prefix cache."""
 
@@ -155,6 +159,7 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+            self._blocked = None
 
     def reset(self) -> None:
         """Forget every request and what is known of prefixes, and take back every page, whatever state they are in."""
@@ -163,6 +168,7 @@ class Scheduler:
             request.num_computed = 0
         self.running.clear()
         self.waiting.clear()
+        self._blocked = None
         self.pool.reset()
         if self.prefix is not None:
             self.prefix.clear()
@@ -174,18 +180,16 @@ class Scheduler:
     def _admit(self, prefills: list[Chunk], budget: int) -> int:
         while self.waiting and budget > 0 and len(self.running) < self.max_running:
             request = self.waiting[0]
-            found, idle = [], 0
-            if self.prefix is not None:
-                limit = len(request.ids) - 1  # the last one's logits are wanted
-                if request.wants_scores:
-                    limit = min(limit, request.scored - 1)  # and so are these tokens'
-                found = self.prefix.find(request.salt, request.ids, limit)
-                idle = self.prefix.idle(found)
-            if request.preemptions and not self._fits_for_good(request, len(found) - idle):
-                break
+            if self._blocked is request and self.pool.free_pages <= self._blocked_at:
+                break  # a long prompt is not looked up anew in each step until a page has been given back
+            found = self._known(request)
+            shared = len(found) if self.prefix is None else len(found) - self.prefix.idle(found)
             # The whole prompt must fit now, not just its first chunk, or two half-done prompts could block each other.
-            if self.pool.pages_for(len(request.ids)) - len(found) + idle > self.pool.free_pages:
+            fits = self.pool.pages_for(len(request.ids)) - shared <= self.pool.free_pages
+            if not fits or (request.preemptions and not self._fits_for_good(request, shared)):
+                self._blocked, self._blocked_at = request, self.pool.free_pages
                 break
+            self._blocked = None
             hit = len(found) * self.pool.page_size
             if self.prefix is not None and hit:
                 self.prefix.share(request.pages, found)
@@ -200,6 +204,15 @@ class Scheduler:
             prefills.append(Chunk(request, count, count == request.remaining))
             budget -= count
         return budget
+
+    def _known(self, request: Request) -> list[Block]:
+        """What a request need not compute."""
+        if self.prefix is None:
+            return []
+        limit = len(request.ids) - 1  # the last one's logits are wanted
+        if request.wants_scores:
+            limit = min(limit, request.scored - 1)  # and so are those of the prompt's tokens that have no score yet
+        return self.prefix.find(request.salt, request.ids, limit)
 
     def _guess(self, drafter: Drafter, decodes: list[Chunk], budget: int) -> list[Chunk]:
         """`decodes` with guesses of at most `budget` tokens, for which nobody gives up a page."""

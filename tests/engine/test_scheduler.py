@@ -9,6 +9,7 @@ import pytest
 
 from rapid_llm.engine.kv_pool import KVPool
 from rapid_llm.engine.params import SamplingParams
+from rapid_llm.engine.prefix import PrefixCache
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.scheduler import Chunk, Scheduler
 
@@ -152,6 +153,35 @@ def test_budget_below_max_running_is_refused() -> None:
     """Catches a configuration in which a decoding request would be skipped without a word."""
     with pytest.raises(ValueError, match="max_batch_tokens=4 is below max_running=8"):
         scheduler(budget=4, running=8)
+
+
+def test_a_blocked_prompt_is_looked_up_once_and_begins_when_pages_come_back() -> None:
+    """Catches a lookup of the whole prompt in every step that it waits, and one that is never repeated."""
+    pool = KVPool(7, 2)
+    known = PrefixCache(pool)
+    s = Scheduler(pool, max_batch_tokens=16, max_running=4, prefix=known)
+    lookups: list[int] = []
+    find = known.find
+    known.find = lambda *args: lookups.append(len(args[1])) or find(*args)  # type: ignore[method-assign]
+    first, second = request("a", 7, answer=5), request("b", 7, answer=2)
+    for r in (first, second):
+        s.add(r)
+    names = []
+    while s.has_work:
+        names += [name for name, _, _ in step(s) if name not in names]
+    assert names == ["a", "b"]
+    assert lookups == [7, 7, 7]  # `a`; `b` beside it in vain; `b` when the pages of `a` came back
+    assert second.cached == 6
+    assert second.finished
+
+
+def test_a_grid_is_for_one_request_at_a_time() -> None:
+    """Catches chunks of fixed places beside others: a second prompt would begin before the first one is done."""
+    with pytest.raises(ValueError, match="max_running=2: a grid needs 1"):
+        Scheduler(KVPool(9, 2), max_batch_tokens=8, max_running=2, grid=4)
+    for grid in (0, 9):
+        with pytest.raises(ValueError, match=f"grid={grid}: use 1 to max_batch_tokens=8"):
+            Scheduler(KVPool(9, 2), max_batch_tokens=8, max_running=1, grid=grid)
 
 
 def test_chunk_fields() -> None:
