@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 from collections.abc import Iterator
@@ -87,3 +88,9 @@ def call(*args: str, capsys: pytest.CaptureFixture[str]) -> SimpleNamespace:
         app(list(args), prog_name="rapid-llm")
     captured = capsys.readouterr()
     return SimpleNamespace(status=left.value.code or 0, out=captured.out, err=captured.err)
+
+
+def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | bytes) -> None:
+    """These lines are what standard input holds."""
+    data = b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import json
 import os
 import pty
@@ -17,36 +15,10 @@ from typing import Any
 
 import pytest
 
-from rapid_llm import SamplingParams
 from rapid_llm.engine.outputs import TextDelta
-from rapid_llm.engine.params import StructuredOutput
 from tests import warm
 
-from .support import ROOT, FakeLLM, call, environment, rapid_llm
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a FakeLLM in place of the model; returns a function that makes it and one list of what it was made with."""
-
-    def put(*answers: list[Any]) -> FakeLLM:
-        llm = FakeLLM(*answers)
-        llm.made = []  # type: ignore[attr-defined]
-
-        def make(model: str | None, options: dict[str, Any]) -> FakeLLM:
-            llm.made.append((model, options))  # type: ignore[attr-defined]
-            return llm
-
-        monkeypatch.setattr("rapid_llm.cli.generate.make_llm", make)
-        monkeypatch.setattr("rapid_llm.cli.chat.make_llm", make)
-        return llm
-
-    return put
-
-
-def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | bytes) -> None:
-    data = b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+from .support import ROOT, call, environment, rapid_llm, type_lines
 
 
 def test_generate_streams(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,78 +40,6 @@ def test_generate_hands_on_every_option(fake: Any, capsys: pytest.CaptureFixture
     assert (params.seed, params.stop, params.ignore_eos) == (4, ("a", "b"), True)
     assert llm.made == [("m", {"dtype": "fp32", "device": "cpu", "threads": 2, "max_model_len": 99})]
     assert llm.asked == ["hi"]
-
-
-EVERYTHING = [
-    *("--min-tokens", "2", "--repetition-penalty", "1.5", "--presence-penalty", "0.5", "--frequency-penalty", "-1"),
-    *("--logit-bias", "5=-100", "--logit-bias", "7=1.5", "--stop-token-id", "9", "--stop-token-id", "8"),
-    *("--n", "3", "--logprobs", "2", "--prompt-logprobs", "0", "--echo"),
-]
-
-
-def test_generate_hands_on_what_shapes_the_answer(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Catches an option of a request that is accepted and does nothing, or arrives under another name."""
-    llm = fake(["x"])
-    assert call("generate", "hi", *EVERYTHING, "--json", capsys=capsys).status == 0
-    given = {f.name: getattr(llm.params[0], f.name) for f in dataclasses.fields(SamplingParams)}
-    plain = SamplingParams(max_tokens=256, temperature=0.0)
-    changed = {name: value for name, value in given.items() if value != getattr(plain, name)}
-    assert changed == {
-        "min_tokens": 2,
-        "repetition_penalty": 1.5,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -1.0,
-        "logit_bias": ((5, -100.0), (7, 1.5)),
-        "stop_token_ids": (9, 8),
-        "n": 3,
-        "logprobs": 2,
-        "prompt_logprobs": 0,
-        "echo": True,
-    }
-
-
-@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"]])
-@pytest.mark.parametrize(
-    ("args", "form"),
-    [
-        (["--json-schema", '{"type": "integer"}'], {"json_schema": {"type": "integer"}}),
-        (["--json-schema", "@schema"], {"json_schema": {"type": "integer"}}),
-        (["--json-object"], {"json_object": True}),
-        (["--regex", "a+"], {"regex": "a+"}),
-        (["--choice", "yes", "--choice", "no"], {"choices": ["yes", "no"]}),
-        (["--grammar", 'start: "a"'], {"grammar": 'start: "a"'}),
-        (["--grammar", "@schema"], {"grammar": '{"type": "integer"}'}),
-    ],
-)
-def test_structures_are_handed_on(
-    command: list[str],
-    args: list[str],
-    form: dict[str, Any],
-    fake: Any,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """Catches a form that is dropped, a file's name that is taken for the text, and a command that lacks the option."""
-    (tmp_path / "schema").write_text('{"type": "integer"}')
-    monkeypatch.chdir(tmp_path)
-    type_lines(monkeypatch, "hi")
-    llm = fake(["x"])
-    assert call(*command, *args, capsys=capsys).status == 0
-    assert llm.params[0].structured == StructuredOutput(**form)
-
-
-def test_chat_hands_on_penalties(
-    fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches an option of chat that is accepted and does nothing."""
-    type_lines(monkeypatch, "hi")
-    llm = fake(["x"])
-    args = ["--repetition-penalty", "1.5", "--presence-penalty", "0.5", "--frequency-penalty", "-1", "--stop", "a"]
-    assert call("chat", *args, "--logit-bias", "5=-100", capsys=capsys).status == 0
-    (params,) = llm.params
-    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, 0.5, -1.0)
-    assert (params.stop, params.logit_bias) == (("a",), ((5, -100.0),))
 
 
 def test_generate_as_chat(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,22 +82,8 @@ def test_generate_reads_standard_input(
         (["generate", "x", "--stop", ""], b"", "--stop [''] is not accepted"),
         (["generate", "x", "--dtype", "int3"], b"", "--dtype 'int3' is not known"),
         (["generate", "x", "--threads", "0"], b"", "--threads 0"),
-        (["generate", "x", "--model", "nosuch"], b"", "neither a file nor a known name"),
+        (["generate", "x", "--model", "nosuch"], b"", "neither a file, a folder nor a known name"),
         (["chat", "--top-p", "2"], b"", "--top-p 2.0"),
-        (["generate", "x", "--frequency-penalty", "2.5"], b"", "--frequency-penalty 2.5 is not accepted"),
-        (["generate", "x", "--logit-bias", "5"], b"", "--logit-bias '5' is not accepted; use ID=BIAS"),
-        (["generate", "x", "--logit-bias", "5=1", "--logit-bias", "5=2"], b"", "--logit-bias names token 5 twice"),
-        (["generate", "x", "--logit-bias", "5=101"], b"", "--logit-bias {5: 101.0} is not accepted"),
-        (["generate", "x", "--stop-token-id", "-1"], b"", "--stop-token-id [-1] is not accepted"),
-        (["generate", "x", "--n", "2"], b"", "--n is shown as JSON alone; give --json too"),
-        (["generate", "x", "--n", "0"], b"", "--n 0 is not accepted"),
-        (["generate", "x", "--logprobs", "1"], b"", "--logprobs is shown as JSON alone"),
-        (["generate", "x", "--prompt-logprobs", "1"], b"", "--prompt-logprobs is shown as JSON alone"),
-        (["generate", "x", "--json-schema", "@/none"], b"", "--json-schema @/none: "),
-        (["generate", "x", "--json-schema", "{"], b"", "--json-schema '{' is not accepted"),
-        (["generate", "x", "--choice", ""], b"", "--choice [''] is not accepted"),
-        (["generate", "x", "--regex", "a", "--json-object"], b"", "use exactly one of"),
-        (["generate", "x", "--regex", "a", "--ignore-eos"], b"", "--ignore-eos True is not accepted"),
     ],
 )
 def test_wrong_values_are_status_2(
