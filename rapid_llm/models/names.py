@@ -115,7 +115,7 @@ def find(names: Collection[str], config: ModelConfig, path: object) -> Names:
         return Names("token_embd", "output_norm", "output", "blk.{}.", GGUF_PARTS, gguf=True, passed=passed)
     found = [at for at in _BEFORE if f"{at}embed_tokens.weight" in names]
     if len(found) != 1:
-        what = "and ".join(found) + " begin a model" if found else "no tensor is an embedding table"
+        what = " and ".join(found) + " begin a model" if found else "no tensor is an embedding table"
         raise TensorSetError(
             f"{path}: {what}; known are token_embd.weight and {', '.join(f'{at}embed_tokens.weight' for at in _BEFORE)}"
         )
