@@ -69,6 +69,7 @@ class LLM:
         enable_prefix_caching: bool = DEFAULTS.enable_prefix_caching,
         speculative: Mapping[str, Any] | Speculation | None = DEFAULTS.speculative,
         load_format: str = DEFAULTS.load_format,
+        quantization: str | None = DEFAULTS.quantization,
     ) -> None:
         options = EngineOptions(
             dtype=str(dtype),
@@ -83,10 +84,11 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             speculative=speculative,
             load_format=load_format,
+            quantization=quantization,
         )
         target = resolve_device(options.device)
         _use_threads(options, target)
-        self._set_up(*load(model, options.dtype, target, load_format=options.load_format), options)
+        self._set_up(*load(model, options, target), options)
 
     @classmethod
     def from_parts(cls, decoder: Model, tokenizer: Tokenizer, **options: Any) -> LLM:

@@ -19,7 +19,7 @@ from rapid_llm.models.shards import read_json
 from rapid_llm.models.weights import load_weights
 
 from .clock import now
-from .options import PAGE_SIZE
+from .options import PAGE_SIZE, EngineOptions
 from .text.tokenizer import Tokenizer
 
 SILENT_S: Final = 1.0
@@ -81,19 +81,29 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def load(
-    model: str | os.PathLike[str], dtype: str, device: torch.device, *, load_format: str = "auto"
-) -> tuple[Decoder, Tokenizer]:
-    """Read a model on to `device`; see `open_model`. A load that takes long says how far it is, on a terminal."""
-    opened = open_model(model, load_format=load_format)
+def load(model: str | os.PathLike[str], options: EngineOptions, device: torch.device) -> tuple[Decoder, Tokenizer]:
+    """Read a model on to `device`; see `open_model`. A load that takes long says how far it is, on a terminal.
+
+    Raises `ModelError`s, and `ValueError` for options that the weights cannot honour.
+    """
+    opened = open_model(model, load_format=options.load_format)
     weights = load_weights(
         opened.source,
         opened.config,
         device=device,
-        dtype=activation_dtype(dtype, device),
+        dtype=activation_dtype(options.dtype, device),
         progress=_Progress(opened.config.name) if sys.stderr.isatty() else None,
+        quantization=options.quantization,
     )
-    return Decoder(opened.config, weights, device=device, dtype=dtype, page_size=PAGE_SIZE), opened.tokenizer
+    decoder = Decoder(
+        opened.config,
+        weights,
+        device=device,
+        dtype=options.dtype,
+        page_size=PAGE_SIZE,
+        max_model_len=options.max_model_len,
+    )
+    return decoder, opened.tokenizer
 
 
 class _Progress:

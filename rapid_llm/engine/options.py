@@ -13,6 +13,9 @@ from .speculation import Speculation
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
+QUANTIZATIONS: Final = ("int8", "int4", "fp8")
+"""What dense weights may become on load; `models.quantize` has the formats."""
+
 PAGE_SIZE: Final = 16
 """Tokens per page of the key/value cache."""
 
@@ -47,6 +50,7 @@ class EngineOptions:
     speculative: None, or how to guess tokens from a request's own history, as the fields of `Speculation`:
     `{"method": "ngram", "num_tokens": 4}`; what is generated does not change. Held as a `Speculation`. load_format:
     `auto`, or `pt` to read weights that are pickles (`pytorch_model.bin`), with torch's unpickler that runs no code.
+    quantization: `int8`, `int4` or `fp8` quantises dense matrices as they are loaded; None keeps what the file has.
     """
 
     dtype: str = "auto"
@@ -61,6 +65,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     speculative: Mapping[str, Any] | Speculation | None = None
     load_format: str = "auto"
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str):  # torch.float32 and the like
@@ -72,6 +77,9 @@ class EngineOptions:
             raise ValueError(f"dtype={name!r} is not known; use one of {known}")
         if self.load_format not in LOAD_FORMATS:
             raise ValueError(f"load_format={self.load_format!r} is not known; use one of {', '.join(LOAD_FORMATS)}")
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            known = ", ".join(QUANTIZATIONS)
+            raise ValueError(f"quantization={self.quantization!r} is not known; use one of {known}, or None")
         if not isinstance(self.device, str):  # a torch.device
             object.__setattr__(self, "device", str(self.device))
         for name in ("deterministic", "enable_prefix_caching"):

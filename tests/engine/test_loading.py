@@ -11,8 +11,10 @@ import torch
 
 from rapid_llm.engine.llm import LLM
 from rapid_llm.engine.loading import open_model
+from rapid_llm.engine.options import QUANTIZATIONS, EngineOptions
 from rapid_llm.engine.params import SamplingParams
 from rapid_llm.engine.text.tokenizer import Tokenizer
+from rapid_llm.models import quantize
 from rapid_llm.models.errors import MetadataError, TensorSetError, UnsafeWeightsError
 from tests.engine.text import trained
 
@@ -91,6 +93,26 @@ def test_pickled_weights_load_alike_where_asked(folder: Path, tmp_path: Path) ->
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     source = open_model(folder).source
     return {name: source.data(name) for name in source.names()}
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_quantised_on_load(folder: Path, quantization: str) -> None:
+    """Catches an option that doesn't reach the weights: their bytes shrink, and the report says so."""
+    dense, small = (
+        LLM(folder, dtype="float32", device="cpu", kv_cache_tokens=64, quantization=wanted).explain().memory
+        for wanted in (None, quantization)
+    )
+    assert dense["weights_quantized"] == 0
+    assert 0 < small["weights_quantized"] < (dense["weights_dense"] - small["weights_dense"]) / 2
+
+
+def test_quantisations_are_those_of_the_weights() -> None:
+    """Catches a quantisation that the options refuse or the loader doesn't know: the two tables are one list."""
+    assert tuple(quantize.QUANTIZATIONS) == QUANTIZATIONS
+    with pytest.raises(ValueError, match="quantization='int3' is not known; use one of int8, int4, fp8, or None"):
+        EngineOptions(quantization="int3")
+    with pytest.raises(ValueError, match="load_format='bin' is not known; use one of auto, pt"):
+        EngineOptions(load_format="bin")
 
 
 def test_a_folder_that_is_not_whole(tmp_path: Path, folder: Path) -> None:
