@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from rapid_llm.kernels.ops.block_formats import DECODED
+from rapid_llm.kernels.ops.block_formats import DECODED, row_bytes
+from rapid_llm.kernels.ops.gemm.gguf_blocks import DECODERS
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Make = Callable[[torch.dtype], Call]
@@ -95,7 +96,7 @@ def _logits(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Any, ...]:
 TORCH_FLOORS = ("attention.mla_decode", "comm.dispatch", "comm.combine")
 """Ops whose native row is PyTorch on every device: none of their calls launches a kernel of Triton."""
 
-TORCH_DECODED = {"embedding": DECODED, "linear": tuple(scheme for scheme in DECODED if scheme != "q4_k")}
+TORCH_DECODED = {"embedding": DECODED, "linear": tuple(s for s in DECODED if s in DECODERS and s != "q4_k")}
 """Op -> schemes without a kernel of Triton of their own: PyTorch dequantises, and what multiplies then is the kernel
 for dense weights. Of `linear` one scheme stands for all."""
 
@@ -103,6 +104,11 @@ for dense weights. Of `linear` one scheme stands for all."""
 def by_triton(op_id: str, scheme: str | None) -> bool:
     """Whether an op's native row for a scheme has calls whose launches no other op or scheme has."""
     return op_id not in TORCH_FLOORS and scheme not in TORCH_DECODED.get(op_id, ())
+
+
+def _scaled(rows: int, features: int, outputs: int, scheme: str, dtype: torch.dtype) -> Call:
+    weight = torch.zeros(outputs, row_bytes(features, scheme), dtype=torch.uint8)
+    return (_matrix(rows, features, dtype), weight), {"scheme": scheme}
 
 
 def _fp8(rows: int, features: int, outputs: int, dtype: torch.dtype) -> Call:
@@ -187,6 +193,14 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
         *(
             (f"fp8_block128, {rows} rows", lambda dtype, m=rows: _fp8(m, 512, 960, dtype=dtype))  # type: ignore[misc]
             for rows in (1, 9, 40, 2000)
+        ),
+        *(
+            (f"{scheme}, {rows} rows", lambda dtype, m=rows, s=scheme: _scaled(m, 512, 960, s, dtype=dtype))  # type: ignore[misc]
+            for scheme, each in (
+                *(("int8_channel", (1, 2000)), ("fp8_channel", (9,)), ("int4_group128", (1, 9, 2000))),
+                *(("int4_group64", (1,)), ("int4_group32", (9,))),
+            )
+            for rows in each
         ),
         ("q4_k", lambda dtype: ((_matrix(9, 512, dtype), torch.zeros(64, 288, dtype=torch.uint8)), {"scheme": "q4_k"})),
         (

@@ -1,7 +1,8 @@
 """Native `linear`: input @ weight.T + bias for dense and quantised weights.
 
 Here: the door, PyTorch's path for the CPU, and Triton for dense weights. `linear_quantised` has Triton for GGUF's
-simplest blocks, `linear_fp8` for fp8; weights of other schemes are dequantised by PyTorch, a piece at a time.
+simplest blocks, `linear_fp8` and `linear_scaled` for rows of codes. Younger blocks are dequantised by PyTorch, a piece
+at a time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_tensor, check_written, walk_rows
 from rapid_llm.kernels.ops.block_formats import BLOCK_BYTES, FORMATS, FP8, row_bytes
-from rapid_llm.kernels.ops.gemm import linear_fp8, linear_quantised
+from rapid_llm.kernels.ops.gemm import linear_fp8, linear_quantised, linear_scaled
 from rapid_llm.kernels.ops.gemm.dequantise import pieces
+from rapid_llm.kernels.ops.gemm.gguf_blocks import DECODERS
 from rapid_llm.kernels.ops.gemm.precision import exact_linear
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
@@ -176,8 +178,10 @@ def _launch(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, sch
         linear_fp8.launch_fp8(input, weight, bias, out)
     elif scheme in BLOCK_BYTES:
         linear_quantised.launch_blocks(input, weight, bias, out, scheme, _launch_dense)
-    else:
+    elif scheme in DECODERS:
         _dequantise_and_launch(input, weight, bias, out, scheme)
+    else:
+        linear_scaled.launch_scaled(input, weight, bias, out, scheme)
 
 
 def _dequantise_and_launch(input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, scheme: str) -> None:
