@@ -214,6 +214,19 @@ def test_the_least_recently_used_page_goes_first() -> None:
     known.check()
 
 
+def test_pages_given_back_are_as_new() -> None:
+    """Catches a holder that is used again and takes its first block for one behind those that it had."""
+    pool, known = cache()
+    pages = hold(pool, known, [1, 2, 3, 4])
+    pool.release(pages)
+    pool.reset()
+    known.clear()
+    assert pool.grow(pages, 4, 4)
+    known.learn(pages, None, [5, 6, 7, 8], 4)
+    assert [block.page for block in known.find(None, [5, 6, 7, 8], 4)] == list(pages.ids)
+    assert known.find(None, [7, 8], 2) == []
+
+
 def test_a_page_is_emptied_only_when_no_empty_one_is_left() -> None:
     """Catches a cache that gives up contents while there is room."""
     pool, known = cache(pages=6, size=2)

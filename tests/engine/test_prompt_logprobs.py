@@ -85,6 +85,23 @@ def test_preempted_prompts_are_scored_once_and_whole() -> None:
         check(output.prompt_logprobs or [], ids, 1)
 
 
+def test_a_prompt_that_is_preempted_halfway_is_scored_on_from_there() -> None:
+    """Catches scores of the second time that are taken for those of the tokens behind the first time's."""
+    llm = make_llm(random_logits(), kv_cache_tokens=96, max_batch_tokens=2, max_running=2)
+    older, scoring = prompt(15, 1), prompt(40, 2)
+    params = [
+        SamplingParams(temperature=0, max_tokens=80, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1),
+    ]
+    seen = []
+    preempt = llm._engine.scheduler._preempt
+    llm._engine.scheduler._preempt = lambda request: seen.append(request.scored) or preempt(request)  # type: ignore[method-assign]
+    outputs = llm.generate([older, scoring], params)
+    assert len(seen) == 1
+    assert 1 < seen[0] < 40
+    check(outputs[1].prompt_logprobs or [], scoring, 1)
+
+
 def test_scores_beside_requests_that_want_none() -> None:
     """Catches rows of a neighbour's prompt, and scores for everybody."""
     llm = make_llm(random_logits())
