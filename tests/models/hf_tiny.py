@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import transformers
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.decoder import Decoder
 from rapid_llm.models.safetensors import SafetensorsFolder
-from rapid_llm.models.weights import load_weights
+from rapid_llm.models.weights import ModelWeights, load_weights
 from tests.models.paged import PagedRunner
 
 CPU = torch.device("cpu")
@@ -115,11 +115,16 @@ def make(folder: Path, family: str, seed: int = 0, **changes: Any) -> Made:
     return Made(model, folder)
 
 
-def decoder(made: Made, *, max_model_len: int | None = None, **changes: Any) -> Decoder:
-    """Ours, from the folder, in float32; `changes` to the configuration."""
-    config = replace(ModelConfig.from_hf(made.stated), **changes)
-    weights = load_weights(SafetensorsFolder(made.folder), config, device=CPU, dtype=torch.float32)
-    return Decoder(config, weights, device=CPU, dtype="float32", max_model_len=max_model_len)
+def weights(made: Made, config: ModelConfig | None = None) -> ModelWeights:
+    """Ours, from the folder, in float32."""
+    of = ModelConfig.from_hf(made.stated) if config is None else config
+    return load_weights(SafetensorsFolder(made.folder), of, device=CPU, dtype=torch.float32)
+
+
+def decoder(made: Made, *, max_model_len: int | None = None) -> Decoder:
+    """Ours, from the folder, in float32."""
+    config = ModelConfig.from_hf(made.stated)
+    return Decoder(config, weights(made, config), device=CPU, dtype="float32", max_model_len=max_model_len)
 
 
 def stepwise(ours: Decoder, ids: list[int], prompt: int) -> torch.Tensor:
