@@ -146,7 +146,7 @@ def _scaling(file: GGUFFile, arch: str) -> Scaling:
     """rope.scaling.* under the names that a config.json gives them; the older rope.scale_linear says linear."""
     at, where = f"{arch}.rope.scaling", str(file.path)
     context = file.require(f"{arch}.context_length", int)
-    if LONG_FACTORS in file.tensors and arch == "phi3":
+    if arch == "phi3" and not {LONG_FACTORS, SHORT_FACTORS}.isdisjoint(file.tensors):
         return _longrope(file, at, context)
     kind = file.optional(f"{at}.type", str, "none")
     factor = file.optional(f"{at}.factor", float, file.optional(f"{arch}.rope.scale_linear", float, 1.0))
@@ -154,9 +154,12 @@ def _scaling(file: GGUFFile, arch: str) -> Scaling:
         kind = "default" if factor == 1.0 else "linear"
         if f"{at}.type" in file and factor != 1.0:
             raise MetadataError(f"{where}: {at}.type is none and the factor {factor}")
+    more = file.optional(f"{at}.yarn_attn_factor", float, 1.0) * file.optional(f"{at}.attn_factor", float, 1.0)
     if kind in ("default", "linear"):
+        if more != 1.0:
+            raise UnsupportedArchitectureError(f"{where}: {at}.attn_factor = {more} without YaRN is not supported")
         return scaling(
-            {"rope_type": kind} | ({} if kind == "default" else {"factor": factor}), max_positions=context, where=where
+            {"rope_type": kind, **({"factor": factor} if kind == "linear" else {})}, max_positions=context, where=where
         )
     if kind != "yarn":
         raise UnsupportedArchitectureError(f"{where}: {at}.type = {kind!r} is not supported; none, linear and yarn are")
@@ -167,7 +170,6 @@ def _scaling(file: GGUFFile, arch: str) -> Scaling:
         "beta_fast": file.optional(f"{at}.yarn_beta_fast", float, 32.0),
         "beta_slow": file.optional(f"{at}.yarn_beta_slow", float, 1.0),
     }
-    more = file.optional(f"{at}.yarn_attn_factor", float, 1.0) * file.optional(f"{at}.attn_factor", float, 1.0)
     made = scaling(stated, max_positions=context, where=where)
     if more != 1.0:  # on top of YaRN's own
         made = scaling({**stated, "attention_factor": made.magnitude * more}, max_positions=context, where=where)

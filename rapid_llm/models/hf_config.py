@@ -40,7 +40,7 @@ _HARMLESS: Final = frozenset(
 _ONLY: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         "mlp_bias": (False,),
-        "use_bidirectional_attention": (False, None),
+        "use_bidirectional_attention": (False,),
         "rope_interleaved": (False,),
         "is_encoder_decoder": (False,),
     }
@@ -110,7 +110,7 @@ def _refuse_unread(inner: Mapping[str, Any], family: Architecture, name: str) ->
     known = _READ | _HARMLESS | set(family.defaults) | set(family.reads)
     for key, value in inner.items():
         if key in _ONLY:
-            if value not in _ONLY[key]:
+            if value is not None and value not in _ONLY[key]:
                 raise UnsupportedArchitectureError(f"{name}: {key} = {value!r} is not supported")
         elif key == "num_local_experts" and "num_experts" in family.defaults:
             continue  # another spelling

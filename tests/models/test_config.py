@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rapid_llm.models.errors import MetadataError, ModelError, TensorSetError, U
 from rapid_llm.models.families import ARCHITECTURES
 from rapid_llm.models.gguf import GGUFFile
 from rapid_llm.models.gguf_config import DEFAULT_ROPE_THETA
+from rapid_llm.models.rope import UNSCALED, Linear, Yarn
 from tests.models import tiny
 
 
@@ -84,6 +86,7 @@ def test_an_unknown_architecture_is_an_error_that_lists_the_known(tmp_path: Path
     "entry",
     [
         {"llama.rope.scaling.type": "su"},
+        {"llama.rope.scaling.attn_factor": 1.5},
         {"llama.rope.scaling.yarn_ext_factor": 0.5},
         {"llama.expert_gating_func": 2},
         {"llama.attn_logit_softcapping": 50.0},
@@ -160,6 +163,39 @@ def test_missing_keys_and_tables_are_named(tmp_path: Path) -> None:
 def test_only_the_llama_converter_interleaves() -> None:
     """Catches E27 at its root: a new row that claims the interleaving of llama by copy and paste."""
     assert [name for name, row in ARCHITECTURES.items() if row.qk_permuted] == ["llama"]
+
+
+def test_rotary_scaling_of_gguf(tmp_path: Path) -> None:
+    """Catches a factor read under one of its names alone, and YaRN's magnitude or betas lost."""
+    plain = config_of(tmp_path).rope_scaling
+    assert plain == UNSCALED
+    for entries in (
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scale_linear": 4.0},
+    ):
+        assert config_of(tmp_path, entries=entries).rope_scaling == Linear(4.0)
+    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 32, "yarn_beta_fast": 16.0}
+    found = config_of(
+        tmp_path, entries={f"llama.rope.scaling.{key}": value for key, value in yarn.items()}
+    ).rope_scaling
+    assert found == Yarn(4.0, 32, beta_fast=16.0)
+    yarn["yarn_attn_factor"] = 0.5
+    found = config_of(
+        tmp_path, entries={f"llama.rope.scaling.{key}": value for key, value in yarn.items()}
+    ).rope_scaling
+    assert found.magnitude == pytest.approx(0.5 * (0.1 * math.log(4.0) + 1), rel=1e-12)
+
+
+@pytest.mark.parametrize("kept", ["long", "short"])
+def test_one_of_longropes_lists_is_not_enough(tmp_path: Path, kept: str) -> None:
+    """Catches a file that lost one list and is run as if it had none."""
+    shape = replace(tiny.Shape(), arch="phi3")
+    entries = {**tiny.metadata(shape), "phi3.rope.scaling.original_context_length": 64}
+    tensors = {**tiny.dense_weights(shape), f"rope_factors_{kept}.weight": np.ones(8, np.float32)}
+    tiny.write(tmp_path / "m.gguf", "phi3", entries, tensors)
+    lost = {"long": "short", "short": "long"}[kept]
+    with pytest.raises(TensorSetError, match=f"rope_factors_{lost}.weight' is missing"):
+        ModelConfig.from_gguf(GGUFFile(tmp_path / "m.gguf"))
 
 
 @pytest.mark.model
