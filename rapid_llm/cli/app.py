@@ -10,6 +10,7 @@ import typer
 from .app_author import author
 from .app_cache import cache
 from .app_generate import Model, Threads, speak
+from .app_models import models
 from .app_tune import tune
 from .declare import Json
 from .declare import example as _example
@@ -18,7 +19,6 @@ from .support import guarded
 
 app = _group("LLM inference in which every operator is a declared, verified and measured choice.")
 kernels = _group("Implementations of each operator: which there are, which runs.")
-models = _group("Models: list, fetch, look into a file.")
 speak(app)
 author(kernels)
 tune(kernels)
@@ -205,47 +205,3 @@ def kernels_verify(
         limit=limit,
         json=json,
     )
-
-
-@models.command("list", epilog=_example("rapid-llm models list"))
-@guarded
-def models_list(json: Json = False) -> None:
-    """List the models known by name."""
-    from .models import list_models
-
-    list_models(json=json)
-
-
-@models.command("pull", epilog=_example("rapid-llm models pull smollm2-135m-instruct"))
-@guarded
-def models_pull(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `rapid-llm models list`.")],
-) -> None:
-    """Fetch a model and print where it is.
-
-    One that is on this machine is only checked.
-    """
-    from .models import pull
-
-    pull(name)
-
-
-@models.command(
-    "inspect",
-    epilog=_example("rapid-llm models inspect smollm2-135m-instruct", "rapid-llm models inspect ./my.gguf --tensors"),
-)
-@guarded
-def models_inspect(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A name that has been pulled, or the path of a GGUF file.")
-    ],
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    json: Json = False,
-) -> None:
-    """Show what is in a model's file.
-
-    Exits with 1 if this program cannot run it.
-    """
-    from .models import inspect
-
-    inspect(model, tensors=tensors, json=json)

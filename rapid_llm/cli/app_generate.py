@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from .declare import Json, example
-from .engine import Deterministic, Guesses, PrefixCaching, engine_options
+from .engine import Deterministic, Guesses, LoadFormat, PrefixCaching, Quantization, engine_options
 from .sampling import (
     Choice,
     Echo,
@@ -43,7 +43,10 @@ TEMPERATURE: Final = 0.0
 """The command line's own temperature: the same question gives the same answer."""
 
 Model = Annotated[
-    str | None, typer.Option("--model", "-m", help="A known name, or the path of a GGUF file. Default: SmolLM2 135M.")
+    str | None,
+    typer.Option(
+        "--model", "-m", help="A known name, a GGUF file, a folder, or a hub's org/name. Default: SmolLM2 135M."
+    ),
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16. float32 is exact; auto is fastest.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -102,6 +105,8 @@ def generate(
     logprobs: Logprobs = None,
     prompt_logprobs: PromptLogprobs = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    load_format: LoadFormat = "auto",
     device: Device = "auto",
     threads: Threads = None,
     max_model_len: Context = None,
@@ -120,6 +125,8 @@ def generate(
         model=model,
         options={
             "dtype": dtype,
+            "quantization": quantization,
+            "load_format": load_format,
             "device": device,
             "threads": threads,
             "max_model_len": max_model_len,
@@ -178,6 +185,8 @@ def chat(
     choice: Choice = None,
     grammar: Grammar = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    load_format: LoadFormat = "auto",
     device: Device = "auto",
     threads: Threads = None,
     max_model_len: Context = None,
@@ -196,6 +205,8 @@ def chat(
         system=system,
         options={
             "dtype": dtype,
+            "quantization": quantization,
+            "load_format": load_format,
             "device": device,
             "threads": threads,
             "max_model_len": max_model_len,

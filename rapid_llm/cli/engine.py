@@ -18,6 +18,13 @@ Guesses = Annotated[
     typer.Option("--speculate", metavar="N", help="Guess up to N tokens ahead from the text itself; same answer."),
 ]
 
+Quantization = Annotated[
+    str | None, typer.Option(help="int8, int4 or fp8: quantise dense weights as they are loaded. Default: as they are.")
+]
+LoadFormat = Annotated[
+    str, typer.Option("--load-format", help="pt also reads weights that are pickles (.bin), running no code of theirs.")
+]
+
 
 def engine_options(*, deterministic: bool, prefix_caching: bool | None, speculate: int | None) -> dict[str, Any]:
     """What was given, under the names of `EngineOptions`."""

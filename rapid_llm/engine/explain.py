@@ -24,11 +24,12 @@ class Binding:
 
     @classmethod
     def of(cls, where: str, op: str, handle: Selected) -> Binding:
-        facts = handle.decision.facts
-        parts = [op] if facts.scheme is None else [op, facts.scheme]
-        if "in_features" in facts.dims:
-            parts.append(f"{facts.dims['in_features']} -> {facts.dims['out_features']}")
-        return cls(where, op, " ".join(parts), handle.spec.name, handle.explain())
+        return cls(where, op, _what(op, handle.decision.facts), handle.spec.name, handle.explain())
+
+    @classmethod
+    def planned(cls, where: str, op: str, explanation: Explanation) -> Binding:
+        """A choice that was explained and not made; `row` is empty where no row can run the call."""
+        return cls(where, op, _what(op, explanation.facts), explanation.selected or "", explanation)
 
     @property
     def kind(self) -> str:
@@ -39,6 +40,8 @@ class Binding:
     @property
     def why(self) -> str:
         """In a line: what proves the row, who forced it, and what it rounds."""
+        if self.explanation.selected is None:
+            return str(self.explanation.error).splitlines()[0]
         chosen = next(v for v in self.explanation.rows if v.row.name == self.row)
         parts = [chosen.evidence.text]
         if self.explanation.forced is not None:
@@ -46,6 +49,10 @@ class Binding:
         if chosen.row.roundings:
             parts.append(f"rounds {', '.join(chosen.row.roundings)}")
         return "; ".join((*parts, *chosen.notes))
+
+    def json(self) -> dict[str, Any]:
+        """`op, what, where, row, why`."""
+        return {"op": self.op, "what": self.what, "where": self.where, "row": self.row, "why": self.why}
 
     def losses(self) -> Iterable[tuple[str, str]]:
         """(row, reason) of rows that a change of the installation or the options would admit."""
@@ -76,24 +83,16 @@ class EngineExplanation:
         return {
             "settings": self.settings,
             "memory": self.memory,
-            "ops": [
-                {
-                    "op": b.op,
-                    "what": b.what,
-                    "where": b.where,
-                    "row": b.row,
-                    "why": b.why,
-                    "explanation": b.explanation.json(),
-                }
-                for b in self.bindings
-            ],
+            "ops": [{**b.json(), "explanation": b.explanation.json()} for b in self.bindings],
         }
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.settings)
         lines = [f"{name:<{width}}  {value}" for name, value in self.settings.items()]
         lines += [f"{'memory':<{width}}  {', '.join(f'{k} {v / 2**20:.1f} MiB' for k, v in self.memory.items())}", ""]
-        lines += self._table()
+        rows = [("op", "for", "row", "why"), *table(self.bindings)]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines += ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
         losses = dict.fromkeys(loss for binding in self.bindings for loss in binding.losses())
         if losses:
             lines += ["", "Rows that are out, and what would admit them:"]
@@ -102,20 +101,29 @@ class EngineExplanation:
 
     __repr__ = __str__
 
-    def _table(self) -> list[str]:
-        """One line for each op and row that are chosen for the same sizes and the same reason."""
-        every: dict[str, dict[str, None]] = {}
-        chosen: dict[tuple[str, str], dict[str, None]] = {}
-        for b in self.bindings:
-            chosen.setdefault((b.what, b.row), {})[b.where] = None
-            every.setdefault(b.op, {})[b.where] = None
-        lines: dict[tuple[str, str, str, str], set[str]] = {}
-        for b in self.bindings:
-            where = chosen[b.what, b.row]
-            place = "every size" if where == every[b.op] else ", ".join(where)
-            lines.setdefault((b.kind, place, b.row, b.why), set()).add(b.what)
-        rows = [("op", "for", "row", "why")]
-        for (kind, place, row, why), whats in lines.items():
-            rows.append((kind if len(whats) == 1 else f"{kind} ({len(whats)} shapes)", place, row, why))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return ["  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
+
+def _what(op: str, facts: Any) -> str:
+    """The op, with its scheme and features where it has them."""
+    parts = [op] if facts.scheme is None else [op, facts.scheme]
+    if "in_features" in facts.dims:
+        parts.append(f"{facts.dims['in_features']} -> {facts.dims['out_features']}")
+    return " ".join(parts)
+
+
+def table(bindings: Iterable[Binding]) -> list[tuple[str, str, str, str]]:
+    """(op, for, row, why), one line for each op and row that are chosen for the same sizes and the same reason."""
+    bindings = tuple(bindings)
+    every: dict[str, dict[str, None]] = {}
+    chosen: dict[tuple[str, str], dict[str, None]] = {}
+    for b in bindings:
+        chosen.setdefault((b.what, b.row), {})[b.where] = None
+        every.setdefault(b.op, {})[b.where] = None
+    lines: dict[tuple[str, str, str, str], set[str]] = {}
+    for b in bindings:
+        where = chosen[b.what, b.row]
+        place = "every size" if where == every[b.op] else ", ".join(where)
+        lines.setdefault((b.kind, place, b.row, b.why), set()).add(b.what)
+    return [
+        (kind if len(whats) == 1 else f"{kind} ({len(whats)} shapes)", place, row, why)
+        for (kind, place, row, why), whats in lines.items()
+    ]

@@ -42,23 +42,39 @@ def open_model(model: str | os.PathLike[str], *, load_format: str = "auto", fetc
     Raises `rapid_llm.models.errors.ModelError`s that name the file, the value and the fix.
     """
     source = open_source(hub.resolve_model(model, load_format=load_format, fetch=fetch), load_format=load_format)
+    config = read_config(source)
+    tokenizer = read_tokenizer(source, config)
+    return OpenModel(source, complete(config, tokenizer), tokenizer)
+
+
+def read_config(source: Source) -> ModelConfig:
+    """The configuration of the model that `source` is of; of a folder, what its config.json says alone."""
     if isinstance(source, GGUFSource):
-        return OpenModel(source, ModelConfig.from_gguf(source.file), Tokenizer.from_gguf(source.file))
+        return ModelConfig.from_gguf(source.file)
     path = source.path / "config.json"
     if not path.is_file():
         raise MetadataError(f"{source.path} holds weights and no config.json; fetch the whole model")
     config = ModelConfig.from_hf(read_json(path), name=str(path))
-    tokenizer = Tokenizer.from_folder(source.path, limit=config.vocab_size)
-    config = replace(
+    return replace(config, name=source.path.resolve().name)
+
+
+def read_tokenizer(source: Source, config: ModelConfig | None = None) -> Tokenizer:
+    """The tokenizer; config: leaves out added tokens that the model has no rows for."""
+    if isinstance(source, GGUFSource):
+        return Tokenizer.from_gguf(source.file)
+    return Tokenizer.from_folder(source.path, limit=None if config is None else config.vocab_size)
+
+
+def complete(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """`config` with what a folder says of its special tokens and template in other files than config.json."""
+    return replace(
         config,
-        name=source.path.resolve().name,
         num_tokens=tokenizer.vocab_size,
         bos_token_id=tokenizer.bos_id,
         eos_token_ids=tuple(sorted(tokenizer.end_ids)),
         add_bos=tokenizer.add_bos,
         chat_template=tokenizer.chat_template,
     )
-    return OpenModel(source, config, tokenizer)
 
 
 def resolve_device(name: str) -> torch.device:

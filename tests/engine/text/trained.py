@@ -102,7 +102,7 @@ def sentencepiece(prefix: str) -> tokenizers.Tokenizer:
 
 def folder(path: Path, made: tokenizers.Tokenizer, files: dict[str, Any] | None = None, **config: Any) -> Path:
     """A model's folder around `made`; config: changes to `tokenizer_config.json`; files: more JSON files."""
-    path.mkdir(exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     made.save(str(path / "tokenizer.json"))
     stated = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": CHATML, **config}
     (path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in stated.items() if v is not None}))
