@@ -18,21 +18,21 @@ struct Product {
   int64_t out_stride;
 };
 
-inline void check_blocks(const char* op, const Tensor& weight, int64_t block_bytes, int64_t features) {
+// A row of the weight holds `features` weights, a multiple of `block`, in `row_bytes` bytes.
+inline void check_rows(const char* op, const Tensor& weight, int64_t block, int64_t row_bytes, int64_t features) {
   check_cpu(op, "weight", weight, DType::uint8);
-  RAPID_CHECK(weight.dim == 2 && features >= 0 && features % kBlock == 0 &&
-                  weight.size(1) == features / kBlock * block_bytes,
-              op, ": a weight of ", block_bytes, " bytes a block, ", weight.shape(), ", does not fit ", features,
-              " features in blocks of ", kBlock);
+  RAPID_CHECK(weight.dim == 2 && features >= 0 && features % block == 0 && weight.size(1) == row_bytes, op,
+              ": a weight of shape ", weight.shape(), " does not fit ", features, " features, which are ", row_bytes,
+              " bytes a row in blocks of ", block);
   check_dense_rows(op, "weight", weight);
 }
 
-inline Product product_of(const char* op, Tensor& out, const Tensor& input, const Tensor& weight, const Tensor* bias,
-                          int64_t block_bytes) {
+inline Product product_of_rows(const char* op, Tensor& out, const Tensor& input, const Tensor& weight,
+                               const Tensor* bias, int64_t block, int64_t row_bytes) {
   check_cpu(op, "input", input, DType::float32);
   check_cpu(op, "out", out, DType::float32);
   RAPID_CHECK(input.dim == 2, op, ": needs rows of input, got ", input.shape());
-  check_blocks(op, weight, block_bytes, input.size(1));
+  check_rows(op, weight, block, row_bytes, input.size(1));
   const int64_t tokens = input.size(0), outputs = weight.size(0);
   RAPID_CHECK(out.dim == 2 && out.size(0) == tokens && out.size(1) == outputs, op, ": out must have the same shape, (",
               tokens, ", ", outputs, "): got ", out.shape());

@@ -196,7 +196,8 @@ bool linear(const uint8_t* weight, int64_t weight_stride, const float* input, in
 // Rows of input and out, blocks of weight; `bias` may be absent. False, with nothing written, for a non-finite input.
 #define RAPID_LLM_LINEAR(name, Format)                                                                             \
   bool name(Tensor& out, const Tensor& input, const Tensor& weight, const Tensor* bias, int64_t threads) {         \
-    const Product p = product_of("linear", out, input, weight, bias, Format::kBytes);                              \
+    const int64_t row = input.dim == 2 ? input.size(1) / kBlock * Format::kBytes : 0;                              \
+    const Product p = product_of_rows("linear", out, input, weight, bias, kBlock, row);                            \
     const door::Unlocked unlocked(p.tokens * p.features * p.outputs);                                              \
     return linear<Format>(p.weight, p.weight_stride, p.input, p.input_stride, p.tokens, p.features, p.outputs,     \
                           p.bias, p.out, p.out_stride, threads);                                                   \

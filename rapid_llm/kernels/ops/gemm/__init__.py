@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rapid_llm.kernels.ops.block_formats import FORMATS, FP8
+from rapid_llm.kernels.ops.block_formats import DECODED, FORMATS, FP8, FP8_CHANNEL, INT8_CHANNEL
 from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
@@ -61,28 +61,38 @@ register(
 )
 
 
-def _cpp(suffix: str, function: str, priority: int, tokens: Dim, **fields: Any) -> list[KernelSpec]:
-    """The rows of csrc/gemm/linear_blocks.cpp of one kind, one a scheme; `tokens` is where that kind is fast."""
+_BLOCKS_CPP = "rapid_llm.kernels.ops.gemm.linear_cpp"
+_FORMATS_CPP = "rapid_llm.kernels.ops.gemm.linear_formats_cpp"
+
+
+def _cpp(suffix: str, function: str, priority: int, tokens: Dim, schemes: str = "", **fields: Any) -> list[KernelSpec]:
+    """C++ rows of one kind, one a scheme; `tokens` is where that kind is fast. Those of the formats that have rows of
+    their own are of csrc/gemm/linear_blocks.cpp, those of `schemes="decoded"` of linear_formats.cpp."""
     return [
         KernelSpec(
             name=f"cpp/linear.{scheme}{suffix}",
             op="linear",
             backend="cpp",
-            target=f"rapid_llm.kernels.ops.gemm.linear_cpp:{function}",
+            target=f"{_FORMATS_CPP if schemes else _BLOCKS_CPP}:{function}",
             devices=("cpu",),
             dtypes=("fp32",),
             schemes=(scheme,),
             layout=("input:last_dim_contiguous", "weight:last_dim_contiguous"),
-            shape=Shape(prefer=(tokens,)),
+            shape=Shape(
+                require=(Dim("in_features", multiple_of=32),) if scheme in (FP8_CHANNEL, INT8_CHANNEL) else (),
+                prefer=(tokens,),
+            ),
             priority=priority,
             **{"available": "rapid_llm.kernels.cpp:available", **fields},
         )
-        for scheme in ("q8_0", "q4_0", "q4_1")
+        for scheme in (DECODED if schemes else SCHEMES[1:])
     ]
 
 
 register(
     *_cpp("", "linear", 30, Dim("tokens", max=16)),
+    *_cpp("", "linear", 30, Dim("tokens", max=16), "decoded"),
+    *_cpp("_gemm", "linear_gemm", 30, Dim("tokens", min=17), "decoded"),
     *_cpp("_int16", "linear_int16", 40, Dim("tokens", max=16), roundings=("input:int16",)),
     *_cpp("_gemm", "linear_gemm", 30, Dim("tokens", min=17)),
     *_cpp(
