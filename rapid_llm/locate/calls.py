@@ -30,6 +30,10 @@ MOVING: Final = frozenset(
 """Arguments that a step brings; all others belong to the model and its configuration."""
 
 
+SINGLE: Final = frozenset({"topk_weights"})
+"""Those of them that are float32 whatever the activations are."""
+
+
 class RowRaisedError(RuntimeError):
     """A row raised where it had to answer; the message names the row, the place and what it said."""
 
@@ -161,9 +165,15 @@ def copied(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     return result.copy_(tensor)
 
 
+def dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a moving argument where activations have `dtype`."""
+    return torch.float32 if name in SINGLE else dtype
+
+
 def moved(values: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Values:
     """Copies of what the step brought, for a row of that dtype and device."""
-    return {k: copied(v, dtype, device) if isinstance(v, Tensor) else v for k, v in values.items() if k in MOVING}
+    brought = {k: v for k, v in values.items() if k in MOVING}
+    return {k: copied(v, dtype_of(k, dtype), device) if isinstance(v, Tensor) else v for k, v in brought.items()}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

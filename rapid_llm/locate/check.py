@@ -15,7 +15,7 @@ from rapid_llm.models.weights import Weight
 from rapid_llm.verify.compare import compare
 from rapid_llm.verify.guard import Guarded
 
-from .calls import MOVING, Call, Values, copied
+from .calls import MOVING, Call, Values, copied, dtype_of
 
 COLUMNS: Final = 48
 """Columns of a wide linear whose truth is computed: those that differ most. Exact products of a whole model's weights
@@ -61,7 +61,7 @@ class Truth:
         if roundings not in self._bounds:
             self._bounds[roundings] = probes.load(self._op.bound)(self._read, self._expected, roundings)
         expected = (self._expected,) if isinstance(self._expected, Tensor) else self._expected
-        names = self._op.parsed.mutated or ("",)
+        names = self._op.parsed.mutated or ("",) * len(results)
         ratio = ulp = 0.0
         problems = []
         for name, got, want, bound in zip(names, results, expected, self._bounds[roundings], strict=True):
@@ -118,7 +118,8 @@ class Trial:
 def attempt(call: Call, dtype: torch.dtype, device: torch.device) -> Trial:
     """Run `call` on copies of its step's arguments as `dtype` on `device`, in poisoned memory that is looked at after
     the call, with their strides and alignment. Raises `RowFailure` for whatever the row raises."""
-    guards = {k: Guarded(copied(v, dtype, device)) for k, v in call.values.items() if _moving_tensor(k, v)}
+    given = {k: v for k, v in call.values.items() if _moving_tensor(k, v)}
+    guards = {k: Guarded(copied(v, dtype_of(k, dtype), device)) for k, v in given.items()}
     returned = Call(call.op, call.row, call.fn, {**call.values, **{k: g.tensor for k, g in guards.items()}}).run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

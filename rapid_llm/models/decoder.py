@@ -300,8 +300,7 @@ class _Binding:
 
 def _scaled(embed: Call, scale: Call, factor: float) -> Call:
     def both(input_ids: Tensor) -> Any:
-        rows = embed(input_ids)
-        return scale(rows, factor, out=rows)
+        return scale(embed(input_ids), factor)
 
     return both
 
