@@ -11,7 +11,6 @@ import ctypes
 import dataclasses
 import fcntl
 import importlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -33,7 +32,7 @@ from rapid_llm.verify.report import Report
 from rapid_llm.verify.setting import one_thread
 
 from .emulation.translate import Untranslatable, translate
-from .emulation.units import UNITS, Fault, compile_unit, copy_sources, unavailable
+from .emulation.units import UNITS, Fault, compile_unit, copy_sources, precompiled, shared, unavailable
 from .gpu_rows import built_rows, check, parameters
 
 NOT_EMULATED: Final[dict[str, str]] = {}
@@ -126,7 +125,8 @@ def _compile(sources: Path, name: str, output: Path) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if output.exists():
             return ""
-        done = compile_unit(sources, sources / name, output, f"-DRAPID_LLM_MODULE_NAME=emulated_{output.stem}")
+        flag = f"-DRAPID_LLM_MODULE_NAME=emulated_{output.stem}"
+        done = compile_unit(sources, sources / name, output, flag, first=precompiled(output.parent / "first"))
         return done.stderr if done.returncode != 0 else ""
 
 
@@ -137,9 +137,7 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Unit]]
         pytest.skip(f"nothing can be emulated here: {missing}")
     sources = tmp_path_factory.mktemp("csrc")
     copy_sources(sources, FAULTS.values())
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
-    folder.mkdir(exist_ok=True)
+    folder = shared(tmp_path_factory)
     with concurrent.futures.ThreadPoolExecutor(jobs(BYTES_A_JOB)) as pool:
         found = {}
         for name in (unit for unit in UNITS if unit not in NOT_EMULATED):

@@ -16,7 +16,7 @@ from rapid_llm.kernels.ops.gemm.linear_tiled_jit import pack
 from rapid_llm.verify.formats import random_blocks
 from rapid_llm.verify.oracles import linear as oracle
 
-from .emulation.units import HERE, compile_unit, copy_sources, unavailable
+from .emulation.units import HERE, compile_unit, copy_sources, precompiled, shared, unavailable
 
 RECORDS = {"q8_0": 3, "q4_0": 4, "q4_1": 5}
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         pytest.skip(f"nothing can be emulated here: {missing}")
     sources, library = tmp_path_factory.mktemp("csrc"), tmp_path_factory.mktemp("emulation") / "linear.so"
     copy_sources(sources)
-    done = compile_unit(sources, HERE / "linear.cpp", library)
+    done = compile_unit(sources, HERE / "linear.cpp", library, first=precompiled(shared(tmp_path_factory) / "first"))
     assert done.returncode == 0, done.stderr
     function = ctypes.CDLL(str(library)).linear_emulated
 

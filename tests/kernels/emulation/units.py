@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 from rapid_llm.kernels.build.toolchain import HOST_FIX, host_command, python_part
 from rapid_llm.kernels.jit import SOURCES
@@ -18,7 +22,9 @@ HERE: Final = Path(__file__).parent
 UNITS: Final = tuple(sorted(path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.cu")))
 
 FLAGS: Final = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", "-x", "c++")
-DEFINES: Final = ("-D__CUDACC__=1", "-D__CUDA_ARCH__=900", "-include", "cuda_runtime.h")
+DEFINES: Final = ("-D__CUDACC__=1", "-D__CUDA_ARCH__=900")
+FIRST: Final = "first.h"
+"""A header that every unit includes before all else: the runtime's stand-in."""
 SANITIZE: Final = ("-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",)
 """Reported by sanitizer.h."""
 
@@ -80,9 +86,46 @@ def unavailable() -> str:
     return "" if python.ok else f"{python.text}; {python.fix}"
 
 
-def compile_unit(sources: Path, source: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """One source against the copies; the stand-ins come first among the folders of headers."""
-    folders = (HERE, sources, sources / "include", Path(sysconfig.get_path("include")))
+def shared(factory: pytest.TempPathFactory) -> Path:
+    """The folder that all test processes of a session have for what they compile once."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def precompiled(folder: Path) -> Path:
+    """`folder` with the stand-ins as the compiler reads them fastest; of several that ask, one compiles them.
+
+    Raises AssertionError with the compiler's words.
+    """
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        header = folder / FIRST
+        if not header.exists():
+            draft = folder / f"draft-{FIRST}"
+            draft.write_text('#include "cuda_runtime.h"\n')
+            flags = [flag for flag in FLAGS if flag not in ("-x", "c++", "-shared")]
+            made = header.with_name(f"{FIRST}.gch")
+            done = _compile([*flags, *SANITIZE, *DEFINES, "-x", "c++-header"], (HERE,), draft, made)
+            assert done.returncode == 0, done.stderr[:4000]
+            draft.rename(header)
+    return folder
+
+
+def compile_unit(
+    sources: Path, source: Path, output: Path, *flags: str, first: Path
+) -> subprocess.CompletedProcess[str]:
+    """One source against the copies; the stand-ins come first, and first among the folders of headers. first: what
+    `precompiled` returned."""
+    folders = (first, HERE, sources, sources / "include", Path(sysconfig.get_path("include")))
+    return _compile([*FLAGS, *SANITIZE, *DEFINES, "-include", FIRST, *flags], folders, source, output)
+
+
+def _compile(
+    flags: list[str], folders: tuple[Path, ...], source: Path, output: Path
+) -> subprocess.CompletedProcess[str]:
     includes = [word for folder in folders for word in ("-I", str(folder))]
-    command = [*host_command()[0], *FLAGS, *SANITIZE, *DEFINES, *flags, *includes, str(source), "-o", str(output)]
+    command = [*host_command()[0], *flags, *includes, str(source), "-o", str(output)]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
