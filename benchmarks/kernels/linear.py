@@ -20,6 +20,9 @@ SHAPES = {
 }
 """Outputs and inputs of a layer's weights."""
 
+QUANTISED = ("q8_0", "q4_0", "q4_k", "q6_k", "fp8_block128", "fp8_channel", "int8_channel", "int4_group64")
+"""Formats that differ in how they are read; those left out are like one of them."""
+
 
 def torch_linear(input: Any, weight: Any, bias: Any = None, scheme: str = "unquantized") -> Any:
     import torch
@@ -33,16 +36,17 @@ PEERS = {"torch": plain(torch_linear), "torch.compile": compiled(torch_linear)}
 
 
 @parametrize("dtype", full=("fp32", "fp16", "bf16"), quick=("bf16",))
-@parametrize("scheme", full=("unquantized", "q8_0", "q4_0", "fp8_block128"), quick=("unquantized",))
+@parametrize("scheme", full=("unquantized", *QUANTISED), quick=("unquantized",))
 @parametrize("shape", full=tuple(SHAPES), quick=("llama3-8b qkv",))
 @parametrize("tokens", full=(1, 8, 64, 512, 4096), quick=(1, 512))
 @benchmark("row", arms=arms_of("linear", PEERS))
 def linear(g: Any, dtype: str, scheme: str, shape: str, tokens: int) -> dict[str, Any]:
+    from rapid_llm.kernels.ops.block_formats import FORMATS
     from rapid_llm.verify.formats import random_blocks
 
     outputs, inputs = SHAPES[shape]
-    if scheme == "fp8_block128" and inputs % 128:
-        raise SkipCaseError(f"fp8_block128 takes multiples of 128 inputs, not {inputs}")
+    if scheme != "unquantized" and inputs % FORMATS[scheme].weights:
+        raise SkipCaseError(f"{scheme} takes multiples of {FORMATS[scheme].weights} inputs, not {inputs}")
     weight = normal(g, (outputs, inputs), dtype, 0.05)
     if scheme != "unquantized":
         weight = random_blocks(g, outputs, inputs, scheme)

@@ -140,8 +140,10 @@ _MISREAD: Final = (
     ("zero point fixed", "int4_group128"),
 )
 
+_ROUNDED: Final = tuple(("weight through bf16", scheme) for scheme in ("q4_k", "q6_k", "int8_channel", "int4_group64"))
+
 FAULTS: Final = {
-    op: tuple((fault, dtype, scheme) for fault, scheme in _MISREAD)
-    for op, dtype in (("linear", "fp32"), ("embedding", "uint8"))
+    op: tuple((fault, dtype, scheme) for fault, scheme in faults)
+    for op, dtype, faults in (("linear", "fp32", (*_MISREAD, *_ROUNDED)), ("embedding", "uint8", _MISREAD))
 }
 """Op -> faults, each with the dtype and the scheme whose cases must show it."""

@@ -22,9 +22,11 @@ def test_expanded_tensors_count_their_storage() -> None:
     assert unique_bytes(torch.zeros(0, 4)) == 0
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("q8_0", 34), ("q4_0", 18), ("q4_1", 20)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("q8_0", 34), ("q4_0", 18), ("q4_1", 20), ("int8_channel", 40), ("int4_group32", 24)]
+)
 def test_quantised_weights_count_their_blocks(scheme: str, width: int) -> None:
-    """B33: 4-bit weights are not whole bytes each, and their scales count."""
+    """B33: 4-bit weights are not whole bytes each, and their scales count, with what rows are padded by."""
     weight = torch.zeros(96, 64 // 32 * width, dtype=torch.uint8)
     got = work.linear(input=torch.zeros(2, 64), weight=weight, scheme=scheme)
     assert got == Work(2 * 64 * 4 + 96 * 2 * width, 2 * 96 * 4, 2 * 2 * 64 * 96)
