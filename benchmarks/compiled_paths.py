@@ -1,10 +1,10 @@
 """What `scale` costs on each compiled path: to build from nothing, to load when built, and to call.
 
-`python -m benchmarks.compiled_paths`, on a machine with an NVIDIA GPU. From nothing is the first decision and the first
-call, result and all, in a fresh process with an empty cache directory, so it includes the look at the toolchain; torch
-has been loaded, CUDA initialised, and the extension, if there is one, tried in its process, which is a figure of its
-own. When built is what such a process, which has decided something before, takes to give a handle whose code is loaded.
-Calls are host time, `out` given, of a bound handle.
+`python -m benchmarks.compiled_paths`, on a machine with an NVIDIA GPU. From nothing is the row's decision and its first
+call, result and all, in a fresh process with an empty cache directory: torch has been loaded, CUDA initialised, the
+extension, if there is one, tried in its process, and one other decision made, which includes the look at the toolchain;
+these two are figures of their own. When built is what such a process takes to give a handle whose code is loaded. Calls
+are host time, `out` given, of a bound handle.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def first_calls(run: Run, row: str, cold: float | None, warm: float, runs: int) 
     fresh, built, probed, decided = [], [], [], []
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as cache:
-            probe, *rest = first_s(row, cache)
+            probe, _, *rest = first_s(row, cache)
             probed.append(probe)
             fresh.append(sum(rest))
             _, decision, handle, _ = first_s(row, cache)

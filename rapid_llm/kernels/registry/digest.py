@@ -30,9 +30,10 @@ __all__ = ["Source", "raw_of", "serialise", "source_of"]
 _KERNELS: Final = "rapid_llm.kernels"
 _NOT_FOLLOWED: Final = (
     *(f"{_KERNELS}.{name}" for name in ("registry", "build", "jit", "nvrtc", "cpp", "aot", "preparation")),
+    *(f"{_KERNELS}.ops.{name}" for name in ("triton_support", "deferred_triton")),
     *("rapid_llm.settings", "rapid_llm.platform"),
 )
-"""How code is built, chosen and loaded: it decides whether a row answers, not what."""
+"""How code is built, chosen, loaded and launched: it decides whether a row answers, not what."""
 
 _CHOICES: Final = frozenset({(f"{_KERNELS}.ops.tile_policy", name) for name in ("resolve_tiles", "tiles")})
 """Names that are not followed either: they find a row's tiles. What the row itself says of tiles is part of it."""
