@@ -165,13 +165,12 @@ class Loader:
             self._mixed.append(" + ".join(f"{rows.name} {rows.kind}" for rows in found))
         scheme = UNQUANTIZED if mixed else schemes[0]
         total = sum(part.rows for part in parts)
-        data: Tensor | None = None
-        at = 0
+        data, at = torch.empty(0), 0
         for part, of_part in zip(parts, found, strict=True):
             rows = self._data(of_part)
             if of_part.scheme != scheme:
                 rows = dequantize(rows, of_part.scheme)
-            if data is None:
+            if at == 0:
                 dtype = self._dtype if scheme == UNQUANTIZED else torch.uint8
                 data = torch.empty((total, rows.shape[1]), dtype=dtype, device=self._device)
             target = data[at : at + part.rows]
@@ -180,14 +179,13 @@ class Loader:
             else:
                 target.copy_(rows)
             at += part.rows
-        assert data is not None
         return Weight(data, scheme, (total, columns))
 
     def _find(self, part: _Part, columns: int, quantization: str | None) -> _Found:
         """What there is of a part, and the scheme that its rows will have."""
         shape = (part.rows, columns)
-        if self._quantised_parts(part.at):
-            weight = self._read(part.at, shape)
+        weight = self._read(part.at, shape)
+        if weight is not None:
             kind = "dense" if weight.scheme == UNQUANTIZED else weight.scheme
             return _Found(part.at, kind, weight.scheme, weight.data)
         name = self._take(f"{part.at}.weight", shape)
@@ -217,11 +215,13 @@ class Loader:
         """What the checkpoint's own method has of a matrix; () where it is stored as one tensor."""
         return () if self._reader is None else self._reader.parts(self._there, at)
 
-    def _read(self, at: str, shape: tuple[int, int]) -> Weight:
-        """A matrix in the form of the checkpoint's own method."""
-        assert self._reader is not None
-        tensors = {part: self._source.data(f"{at}.{part}").clone() for part in self._quantised_parts(at)}
-        for part in tensors:
+    def _read(self, at: str, shape: tuple[int, int]) -> Weight | None:
+        """A matrix in the form of the checkpoint's own method; None where it is stored as one tensor."""
+        parts = self._quantised_parts(at)
+        if self._reader is None or not parts:
+            return None
+        tensors = {part: self._source.data(f"{at}.{part}").clone() for part in parts}
+        for part in parts:
             self._check_off(f"{at}.{part}")
         weight = self._reader.read(tensors, f"{self._source.path}: {at}")
         if weight.shape != shape:
@@ -290,10 +290,10 @@ class Loader:
         return ExpertWeights(router, gate_up, down)
 
     def _fill_expert(self, at: str, place: Tensor) -> None:
-        if not self._quantised_parts(at):
+        weight = self._read(at, (place.shape[0], place.shape[1]))
+        if weight is None:
             self._fill(f"{at}.weight", place)
             return
-        weight = self._read(at, (place.shape[0], place.shape[1]))
         dense = weight.scheme == UNQUANTIZED
         place.copy_(weight.data if dense else dequantize(weight.data, weight.scheme))
         self._dense_experts.append(at)
