@@ -194,7 +194,7 @@ def test_plan_and_launch_hold_the_streams_lock(monkeypatch: pytest.MonkeyPatch) 
 
     def watched(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            held.extend(slot.lock.locked() for slot in _module("_plans")._slots.values())
+            held.extend(slot.lock._inner._is_owned() for slot in _module("_plans")._slots.values())
             return original(*args, **kwargs)
 
         return call

@@ -24,7 +24,6 @@ PLAIN = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier
 REASONS = {
     "kernels/registry/forking.py": "makes the locks that a child finds free",
     "kernels/build/progress.py": "nobody waits for the line of the terminal: it is taken if free, or not at all",
-    "kernels/backend/flashinfer/_plans.py": "a child that was forked cannot use CUDA, and asks for its stream first",
     "engine/core.py": "an engine is of the process that made it: its caches are on devices that a child cannot use",
 }
 """Files that name a plain lock, and why no child waits for it."""

@@ -11,7 +11,6 @@ device: the rows are not `graph_safe`.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.registry import ArgumentError
+from rapid_llm.kernels.registry.forking import Lock
 
 WORKSPACE_BYTES: Final = 384 << 20
 """Room for the partial results of split sequences: enough for 64 heads of 256 on 132 multiprocessors."""
@@ -29,7 +29,7 @@ WORKSPACE_BYTES: Final = 384 << 20
 MAX_SLOTS: Final = 8
 """Slots kept; the least recently used one goes first."""
 
-_lock: Final = threading.RLock()
+_lock: Final = Lock()
 _slots: Final[OrderedDict[tuple[Any, ...], Slot]] = OrderedDict()
 _workspaces: Final[weakref.WeakValueDictionary[tuple[Any, ...], _Workspace]] = weakref.WeakValueDictionary()
 
@@ -43,7 +43,7 @@ class _Workspace:
     """
 
     memory: Tensor
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: Lock = field(default_factory=Lock)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Slot:
     seen: tuple[tuple[weakref.ref[Tensor], int], ...] = ()
 
     @property
-    def lock(self) -> threading.Lock:
+    def lock(self) -> Lock:
         """Hold it around `plan` and the launch."""
         return self.workspace.lock
 
