@@ -260,7 +260,7 @@ def test_padding_behind_the_last_chunk_is_zero() -> None:
     prefill = _module("attention_prefill").attention_prefill
     query, k_cache, v_cache, lens, table, scale = _decode_call((20, 5, 9))
     out = torch.full_like(query, float("nan"))
-    prefill(query, k_cache, v_cache, torch.tensor([0, 1]).int(), lens[:1], table[:1], scale, out)
+    prefill(query, k_cache, v_cache, torch.tensor([0, 1]).int(), lens[:1], table[:1], scale, out=out)
     assert out[0].isfinite().all()
     assert not out[1:].any()
 
