@@ -256,10 +256,12 @@ METHODS: Final[Mapping[str, _Method]] = MappingProxyType(
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the quantised linear layers of one checkpoint. dense: names of those that had to become dense numbers."""
+    """Reads the quantised linear layers of one checkpoint. path: for messages. dense: names of the layers that had to
+    become dense numbers."""
 
     config: Config
     method: _Method
+    path: object
     dense: list[str] = field(default_factory=list)
 
     def parts(self, names: Collection[str], at: str) -> tuple[str, ...]:
@@ -273,14 +275,14 @@ class Reader:
         try:
             weight = self.method.read(tensors, self.config)
         except (TensorSetError, UnsupportedQuantizationError) as error:
-            raise type(error)(f"{at}: {error}") from error
+            raise type(error)(f"{self.path}: {at}: {error}") from error
         if weight.scheme == UNQUANTIZED:
             self.dense.append(at)
         return weight
 
 
-def reader(config: Config) -> Reader:
-    """What reads a checkpoint with this `quantization_config`.
+def reader(config: Config, path: object) -> Reader:
+    """What reads the checkpoint at `path` with this `quantization_config`.
 
     Raises `UnsupportedQuantizationError`, which names the field and its value, where it is of no known method or asks
     for what that method's reader does not do.
@@ -288,8 +290,11 @@ def reader(config: Config) -> Reader:
     name = config.get("quant_method")
     if name not in METHODS:
         raise UnsupportedQuantizationError(
-            f"quantization_config.quant_method is {name!r}; supported: {', '.join(map(repr, METHODS))}"
+            f"{path}: quantization_config.quant_method is {name!r}; supported: {', '.join(map(repr, METHODS))}"
         )
     method = METHODS[str(name)]
-    method.check(config)
-    return Reader(config, method)
+    try:
+        method.check(config)
+    except UnsupportedQuantizationError as error:
+        raise UnsupportedQuantizationError(f"{path}: {error}") from error
+    return Reader(config, method, path)

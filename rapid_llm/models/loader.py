@@ -69,7 +69,7 @@ class Loader:
         self._there = frozenset(source.names())
         self._names = naming.find(self._there, config, source.path)
         self._left = set(self._there)
-        self._reader = None if config.quantization is None else checkpoints.reader(config.quantization)
+        self._reader = None if config.quantization is None else checkpoints.reader(config.quantization, source.path)
         self._quantization = quantization
         self._quantised = 0
         self._mixed: list[str] = []
@@ -223,7 +223,7 @@ class Loader:
         tensors = {part: self._source.data(f"{at}.{part}").clone() for part in parts}
         for part in parts:
             self._check_off(f"{at}.{part}")
-        weight = self._reader.read(tensors, f"{self._source.path}: {at}")
+        weight = self._reader.read(tensors, at)
         if weight.shape != shape:
             raise TensorSetError(f"{self._source.path}: the weight of '{at}' has shape {weight.shape}, not {shape}")
         return weight

@@ -97,7 +97,7 @@ def _fp8_blocks(data: bytes) -> list[float]:
 
 
 def read(tensors: dict[str, Tensor], config: dict[str, Any]) -> Weight:
-    found = reader(config)
+    found = reader(config, "m")
     names = [f"model.q_proj.{name}" for name in tensors]
     parts = found.parts(names, "model.q_proj")
     assert set(parts) == set(tensors)
@@ -121,7 +121,7 @@ def test_gptq_in_the_order_of_activations() -> None:
     """Catches E34: g_idx ignored, so that columns take other groups' scales; one in order made dense for nothing."""
     index = np.random.default_rng(1).permutation(COLUMNS) // 64
     made = Made(index=index)
-    got = reader({**GPTQ, "desc_act": True})
+    got = reader({**GPTQ, "desc_act": True}, "m")
     weight = got.read(made.gptq(), "model.layers.0.mlp.down_proj")
     assert weight.scheme == "unquantized"
     assert got.dense == ["model.layers.0.mlp.down_proj"]
@@ -274,7 +274,7 @@ def test_a_layer_that_is_not_quantised() -> None:
     """Catches: a head left dense that is read by the method of the others."""
     for method in METHODS:
         config = {"gptq": GPTQ, "awq": AWQ, "bitsandbytes": {"quant_method": method, "load_in_8bit": True}}
-        found = reader(config.get(method, {"quant_method": method}))
+        found = reader(config.get(method, {"quant_method": method}), "m")
         assert found.parts(["lm_head.weight", "lm_head.bias"], "lm_head") == ()
 
 
@@ -300,13 +300,13 @@ def test_a_layer_that_is_not_quantised() -> None:
 )
 def test_what_is_not_read_is_named(config: dict[str, Any], message: str) -> None:
     """Catches: a setting that is ignored, and a model that computes something else; an error without field or value."""
-    with pytest.raises(UnsupportedQuantizationError, match=message):
-        reader(config)
+    with pytest.raises(UnsupportedQuantizationError, match=f"^m: .*{message}"):
+        reader(config, "m")
 
 
 def test_fields_that_are_not_set_are_passed() -> None:
     """Catches: a checkpoint refused for a field that a newer library writes and leaves empty."""
-    assert reader({**GPTQ, "new_field": None, "other": {}}).method is METHODS["gptq"]
+    assert reader({**GPTQ, "new_field": None, "other": {}}, "m").method is METHODS["gptq"]
 
 
 def test_tensors_that_do_not_belong_together() -> None:
@@ -318,8 +318,8 @@ def test_tensors_that_do_not_belong_together() -> None:
         ({"qweight": tensors["qweight"].long()}, "'qweight' holds torch.int64"),
         ({"g_idx": tensors["g_idx"] + 7}, "g_idx holds 10; there are 4 groups"),
     ):
-        with pytest.raises(TensorSetError, match=f"^layer: .*{message}"):
-            reader(GPTQ).read({**tensors, **change}, "layer")
+        with pytest.raises(TensorSetError, match=f"^m: layer: .*{message}"):
+            reader(GPTQ, "m").read({**tensors, **change}, "layer")
     del tensors["qzeros"]
     with pytest.raises(TensorSetError, match="'qzeros' is missing beside g_idx, qweight, scales"):
         from_gptq(tensors, GPTQ)
