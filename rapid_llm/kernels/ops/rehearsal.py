@@ -25,6 +25,7 @@ def rehearse(calls: Callable[[], None], *, load: bool = False, threads: int | No
     load: put the kernels on the current device too, so that a graph's capture finds them there. False, and nothing is
     called, where this Triton cannot compile ahead.
     """
+    triton_support.load()
     mode = getattr(vars(triton_support)["triton"], "AsyncCompileMode", None)
     if triton_support.MISSING_REASON or mode is None:
         return False

@@ -11,7 +11,9 @@ compiled: that call goes through PyTorch, aloud, or is an error if RAPID_LLM_STR
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import logging
+import os
 import shutil
 import subprocess
 import tempfile
@@ -24,6 +26,7 @@ import torch
 
 from rapid_llm import settings
 from rapid_llm.kernels.build import FrozenError, counters, frozen
+from rapid_llm.kernels.ops import deferred_triton
 from rapid_llm.kernels.registry import NotReadyError, StrictFallbackError, UnknownOpError, notes, rows, trace
 from rapid_llm.kernels.registry.capture import capturing
 
@@ -49,27 +52,11 @@ class _Missing:
         return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else _Missing()
 
 
-try:
-    import triton
-    import triton.language as tl
-    from triton.runtime.errors import OutOfResources, PTXASError
-
-    MISSING_REASON = ""
-    INTERPRETED: bool = triton.knobs.runtime.interpret
-    _TOO_BIG: tuple[type[BaseException], ...] = (OutOfResources,)
-    _BUILD_ERRORS: tuple[type[BaseException], ...] = (
-        triton.CompilationError,
-        OutOfResources,
-        PTXASError,
-        subprocess.CalledProcessError,
-        OSError,
-        ImportError,
-    )
-except Exception as error:  # any failure of a foreign import means "no Triton here"; the text is kept
-    triton = tl = _Missing()
-    MISSING_REASON = f"{type(error).__name__}: {error}"
-    INTERPRETED = False
-    _TOO_BIG = _BUILD_ERRORS = ()
+MISSING_REASON = ""
+INTERPRETED = False
+_TOO_BIG: tuple[type[BaseException], ...] = ()
+_BUILD_ERRORS: tuple[type[BaseException], ...] = ()
+_next_hook: Any = None
 
 # `INTERPRETED`: Triton's interpreter is on (TRITON_INTERPRET=1); CPU tensors take the Triton path, for tests.
 
@@ -84,6 +71,11 @@ _PACKAGE = __name__.partition(".")[0] + "."
 _recorders: dict[int, Callable[..., None]] = {}
 """By thread, so that a rehearsal takes nobody else's launches."""
 
+_waits = False
+"""Whether Triton is still to be imported."""
+
+_importing = threading.RLock()
+
 _broken: dict[str, str] = {}
 _moved_cache: list[str] = []
 
@@ -92,6 +84,8 @@ def use_triton(op: str, tensor: torch.Tensor) -> bool:
     """Whether `op` runs its Triton kernel for this tensor; False on CPU, without Triton, or once a build failed."""
     if not (tensor.is_cuda or INTERPRETED or (_recorders and threading.get_ident() in _recorders)):
         return False
+    if _waits:
+        load()
     if MISSING_REASON and op not in _broken:
         _fall(op, f"Triton cannot be imported: {MISSING_REASON}")
     return op not in _broken
@@ -130,6 +124,9 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
         return
     if grid[0] > MAX_GRID_X or (len(grid) > 1 and max(grid[1:]) > MAX_GRID_YZ):
         raise ValueError(f"{kernel.__name__}: grid {grid} exceeds CUDA's limits ({MAX_GRID_X}, then {MAX_GRID_YZ})")
+    if isinstance(kernel, deferred_triton.Kernel):  # held under another name than its own module's
+        load()
+        kernel = kernel.real
     index = device.index
     recorder = _recorders.get(threading.get_ident()) if _recorders else None
     if recorder is not None:
@@ -147,6 +144,7 @@ def record_launches(recorder: Callable[..., None] | None) -> None:
     if recorder is None:
         _recorders.pop(threading.get_ident(), None)
     else:
+        load()
         _recorders[threading.get_ident()] = recorder
 
 
@@ -166,14 +164,53 @@ def before_build(*, fn: Any, **told: Any) -> Any:
 
 def _install_hook() -> Any:
     """Put `before_build` in front of whatever hook there is, and return that."""
-    if MISSING_REASON:
-        return None
     following = triton.knobs.runtime.jit_cache_hook
     triton.knobs.runtime.jit_cache_hook = before_build
     return following
 
 
-_next_hook = _install_hook()
+def load() -> None:
+    """Import Triton, unless that was tried, and make kernels of what waited for it."""
+    global triton, tl, MISSING_REASON, INTERPRETED, _TOO_BIG, _BUILD_ERRORS, _next_hook, _waits
+    with _importing:
+        if not _waits:
+            return
+        try:
+            import triton
+            import triton.language as tl
+            from triton.runtime.errors import OutOfResources, PTXASError
+
+            INTERPRETED = triton.knobs.runtime.interpret
+            _TOO_BIG = (OutOfResources,)
+            _BUILD_ERRORS = (
+                *(triton.CompilationError, OutOfResources, PTXASError),
+                *(subprocess.CalledProcessError, OSError, ImportError),
+            )
+            _next_hook = _install_hook()
+            deferred_triton.settle(triton)
+        except Exception as error:  # any failure of a foreign import means "no Triton here"; the text is kept
+            triton = tl = _Missing()
+            MISSING_REASON = f"{type(error).__name__}: {error}"
+            INTERPRETED = False
+            deferred_triton.settle(None)
+        _waits = False
+
+
+def _may_wait() -> bool:
+    """Whether nothing needs Triton yet: this torch is built for no GPU, and Triton's interpreter is off."""
+    no_gpu = torch.version.cuda is None and torch.version.hip is None
+    return (
+        no_gpu
+        and os.environ.get("TRITON_INTERPRET", "0") in ("", "0")
+        and importlib.util.find_spec("triton") is not None
+    )
+
+
+triton: Any = deferred_triton.Name("triton")
+tl: Any = deferred_triton.Name("triton", "language")
+_waits = True
+if not _may_wait():
+    load()
 
 
 def _says_build(error: Exception) -> bool:
