@@ -7,7 +7,7 @@ from collections import Counter
 from .scenarios import MUST_HAPPEN, Events, run_scenario
 
 SCENARIOS = range(30, 60)
-"""Few enough for every run of the suite, and in which all that is rare happens; `make soak` has any number of others."""
+"""Few enough for every run of the suite, and in which all that is rare happens; `make soak` lives through others."""
 
 
 def test_every_request_gets_what_it_gets_alone() -> None:
