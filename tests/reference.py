@@ -268,6 +268,33 @@ def _attention_mla_decode(
     return result
 
 
+def _moe_topk(logits: Tensor, k: int, renormalize: bool = True) -> tuple[Array, Array]:
+    """A sort of pairs, and logarithms of sums."""
+    weights, ids = np.zeros((len(logits), k)), np.zeros((len(logits), k))
+    for token, row in enumerate(_np(logits).tolist()):
+        ranked = sorted(range(len(row)), key=lambda i: (-row[i] if not math.isnan(row[i]) else math.inf, i))[:k]
+        ids[token] = ranked
+        top = max(row)
+        if any(math.isnan(x) or x == math.inf for x in row) or top == -math.inf:
+            weights[token] = math.nan
+            continue
+        among = [row[i] for i in ranked] if renormalize else row
+        log_sum = top + math.log(math.fsum(math.exp(x - top) for x in among))
+        weights[token] = [math.exp(row[i] - log_sum) for i in ranked]
+    return weights, ids
+
+
+def _fused_moe(input: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Array:
+    """Expert by expert, over the tokens that chose it; silu as in silu_and_mul."""
+    x, result = _np(input), np.zeros(input.shape)
+    for expert in range(gate_up.shape[0]):
+        for token, j in np.argwhere(topk_ids.numpy() == expert):
+            both = torch.from_numpy(_np(gate_up[expert]) @ x[token])
+            hidden = _silu_and_mul(both[None])[0]
+            result[token] += _np(topk_weights)[token, j] * (_np(down[expert]) @ hidden)
+    return result
+
+
 def _comm_dispatch(
     input: Tensor,
     topk_ids: Tensor,

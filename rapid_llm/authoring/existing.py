@@ -33,6 +33,8 @@ def wrapper(request: Request, values: dict[str, str]) -> str:
     op = request.known
     if op is None:
         raise AuthoringError(f"{request.op} is not registered")
+    if op.outs:
+        raise AuthoringError(f"{op.id} returns several tensors, for which there is no scaffold; write the row by hand")
     module, name = _floor(request, op).split(":")
     kernel = _kernel(request, values)
     returned = "Tensor" if op.parsed.takes_out else "None"

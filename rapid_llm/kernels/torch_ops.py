@@ -1,9 +1,9 @@
 """Every op as a torch op in the namespace `rapid_llm_ops`, with its fake kernel, generated from the `OpSpec`.
 
-An op with a result gives `<op>(...) -> Tensor` and `<op>_out(..., *, Tensor(a!) out) -> ()`. An in-place op gives
-`<op>_(...) -> ()` and a functional twin `<op>(...)` that returns fresh copies of what the op writes. They exist for
-torch.compile, export and opcheck; eager calls go through `rapid_llm.kernels.<op>`. Inference only: there is no autograd
-formula.
+An op with a result gives `<op>(...) -> Tensor` and `<op>_out(..., *, Tensor(a!) out) -> ()`, one with several results
+`<op>(...) -> (Tensor, ...)` alone. An in-place op gives `<op>_(...) -> ()` and a functional twin `<op>(...)` that
+returns fresh copies of what the op writes. They exist for torch.compile, export and opcheck; eager calls go through
+`rapid_llm.kernels.<op>`. Inference only: there is no autograd formula.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ def _define(op: OpSpec) -> None:
     if op.parsed.mutated:
         _define_inplace(op)
         return
+    if op.outs:
+        _define_several(op)
+        return
     shape_of = codegen.result(op)
 
     def fake(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -74,6 +77,20 @@ def _define(op: OpSpec) -> None:
 
     _add(op.function, op.schema, functional, fake)
     _add(f"{op.function}_out", _out_schema(op), with_out, lambda *args, **kwargs: None)
+
+
+def _define_several(op: OpSpec) -> None:
+    shapes_of = codegen.results(op)
+
+    def fake(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        values = _bound(op, args, kwargs)
+        return tuple(_first(op, values).new_empty(shape, dtype=dtype) for shape, dtype in shapes_of(**values))
+
+    def functional(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = codegen.public_function(op.id)(*args, **kwargs)
+        return found
+
+    _add(op.function, op.schema, functional, fake)
 
 
 def _define_inplace(op: OpSpec) -> None:

@@ -187,6 +187,22 @@ def _sample(g: torch.Generator, c: Call) -> dict[str, Any]:
     }
 
 
+def _topk(g: torch.Generator, c: Call) -> dict[str, Any]:
+    return {"logits": _normal(g, c.dtype, c.size("tokens"), c.size("experts")), "k": c.size("topk")}
+
+
+def _fused_moe(g: torch.Generator, c: Call) -> dict[str, Any]:
+    """Every token's experts by themselves at random, none twice."""
+    tokens, hidden, inter, experts, topk = map(c.size, ("tokens", "hidden", "intermediate", "experts", "topk"))
+    return {
+        "input": _normal(g, c.dtype, tokens, hidden),
+        "gate_up": _normal(g, c.dtype, experts, 2 * inter, hidden, spread=0.05),
+        "down": _normal(g, c.dtype, experts, hidden, inter, spread=0.05),
+        "topk_weights": torch.rand(tokens, topk, generator=g),
+        "topk_ids": torch.rand(tokens, experts, generator=g).argsort(1)[:, :topk].to(torch.int32).contiguous(),
+    }
+
+
 def _alone(c: Call) -> None:
     if c.size("ranks") != 1:
         raise ValueError(f"{c.op}: {c.size('ranks')} ranks need as many processes; only ranks=1 is measured here")
@@ -231,6 +247,8 @@ _MAKERS: Final[Mapping[str, Callable[[torch.Generator, Call], dict[str, Any]]]] 
         "attention.prefill": _prefill,
         "attention.mla_decode": _mla_decode,
         "sample": _sample,
+        "moe.topk": _topk,
+        "fused_moe": _fused_moe,
         "comm.dispatch": _comm_dispatch,
         "comm.combine": _comm_combine,
     }

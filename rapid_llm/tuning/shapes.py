@@ -137,6 +137,10 @@ def _dims(
             yield {"sequences": n, **latent}, {"length": 1024}
         elif op_id == "sample" and n <= 64:
             yield {"rows": n, "vocab": m.vocab}, {}
+        elif op_id == "moe.topk":
+            yield {"tokens": n, "experts": 128, "topk": 8}, {}
+        elif op_id == "fused_moe":
+            yield {"tokens": n, "hidden": 2048, "intermediate": 768, "experts": 128, "topk": 8}, {}
         elif op_id == "comm.dispatch":
             yield {"tokens": n, "hidden": m.hidden, "topk": 8, "capacity": n, "ranks": 1}, {}
         elif op_id == "comm.combine":

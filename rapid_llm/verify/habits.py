@@ -37,6 +37,8 @@ BATCHED: Final = {
     "attention.decode": ("query",),
     "attention.mla_decode": ("query",),
     "sample": ("logits",),
+    "moe.topk": ("logits",),
+    "fused_moe": ("input",),
 }
 """Arguments whose first dimension is a batch of rows that must not see each other, by op."""
 
@@ -156,7 +158,7 @@ def _replays(run: Run, case: Case, truth: Truth) -> None:
     except Exception as error:  # whatever a row raises in a capture, it must not
         run.fail("capture", f"{type(error).__name__}: {error}")
         return
-    results = [result] if run.op.parsed.takes_out else [args[name].tensor for name in run.op.parsed.mutated]
+    results = run.answered(result, args)
     for seed in (1, 2):
         values = case.make(run.generator(seed))
         if run.row is not None and run.row.prepack is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, load_target, rows
-from rapid_llm.verify import faulty, faulty_in_place, faulty_layout, plain_paged
+from rapid_llm.verify import faulty, faulty_in_place, faulty_layout, faulty_several, plain_paged
 from rapid_llm.verify.cases.build import torch_dtype
 from rapid_llm.verify.conformance import variants
 from rapid_llm.verify.faulty import FaultyRow
@@ -112,6 +112,9 @@ def mutants_of(op: OpSpec, row: KernelSpec) -> Iterator[FaultyRow]:
         if dtype in _HALF and (op.id, "truncates") not in _NO_FAULT:
             fn = faulty.truncating(right, op.function, torch_dtype(dtype))
             yield FaultyRow(op.id, "truncates", fn, dtype, scheme)
+    elif op.outs:
+        for fault in faulty_several.FAULTS:
+            yield FaultyRow(op.id, fault, faulty_several.wrapped(fault, right), dtype, scheme)
     else:
         for fault in faulty_in_place.FAULTS:
             yield FaultyRow(op.id, fault, faulty_in_place.wrapped(op, fault, right), dtype, scheme)

@@ -9,11 +9,9 @@ bits. Later seeds are written into the same memory, so that an answer remembered
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import traceback
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,30 +19,20 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.registry import KernelSpec, OpSpec, probes
-from rapid_llm.kernels.registry.facts import expression_names
 from rapid_llm.verify.cases.build import Case
 from rapid_llm.verify.compare import Comparison, compare, compare_ids
 from rapid_llm.verify.guard import Guarded, bits
-from rapid_llm.verify.oracles import OracleError
 from rapid_llm.verify.report import Failure, Report
 from rapid_llm.verify.selection import AcceptableIds
 from rapid_llm.verify.setting import PoisonedAllocations, alone, one_thread
 from rapid_llm.verify.standing import Standing, standing
+from rapid_llm.verify.truth import Truth, allocation, truth_of
 
 Fn = Callable[..., Any]
 
 _RAISED: Final = object()
 _APART: Final = ("strided", "parted")
 """Layouts of `out` that leave gaps."""
-
-
-@dataclass(slots=True)
-class Truth:
-    """What one set of values must give: the oracle's answers and their bounds, and the arguments they came from."""
-
-    values: dict[str, Any]
-    expected: Any
-    bounds: tuple[Tensor, ...]
 
 
 @dataclass(slots=True)
@@ -112,13 +100,12 @@ class Run:
 
     def truth(self, values: dict[str, Any]) -> Truth:
         with one_thread():
-            private = {k: v.cpu().clone() if isinstance(v, Tensor) else v for k, v in values.items()}
-            expected = probes.load(self.op.oracle)(**private)
-            _check_oracle(self.op, private, expected)
-            bounds = probes.load(self.op.bound)(private, expected, self.row.roundings if self.row else ())
-        return Truth(values, expected, bounds)
+            return truth_of(self.op, values, self.row.roundings if self.row else ())
 
     def _calls(self, case: Case, truth: Truth) -> None:
+        if self.op.outs:
+            self._same(self._several(truth, "call"), self._several(truth, "again"))
+            return
         if not self.op.parsed.takes_out:
             first = self._in_place(truth, "call")
             again = self._in_place(truth, "again")
@@ -183,6 +170,23 @@ class Run:
         self.compare(got, truth)
         return [t.detach().cpu().clone() for t in got]
 
+    def _several(self, truth: Truth, call: str) -> list[Tensor] | None:
+        """Call an op that returns several tensors."""
+        self._where = (*self._where[:2], call)
+        args = self.guarded(truth.values)
+        result = self._invoke(args, None, finite=call == "again")
+        if result is _RAISED:
+            return None
+        count = len(self.op.outs)
+        if not isinstance(result, tuple) or [isinstance(t, Tensor) for t in result] != [True] * count:
+            self.fail("return value", f"expected a tuple of {count} Tensors, got {type(result).__name__}")
+            return None
+        if not all(self._is(t, args, *facts) for t, facts in zip(result, self._outs_facts(truth.values), strict=True)):
+            return None
+        self._untouched(args, set())
+        self.compare(list(result), truth)
+        return [t.detach().cpu().clone() for t in result]
+
     def where(self, case: str, seed: int, call: str) -> None:
         """Say of what the next failures are."""
         self._where = (case, seed, call)
@@ -203,7 +207,14 @@ class Run:
             return None
         if self.op.parsed.takes_out:
             return [result] if isinstance(result, Tensor) else None
-        return [args[name].tensor for name in self.op.parsed.mutated]
+        return self.answered(result, args)
+
+    def answered(self, result: Any, args: dict[str, Any]) -> list[Tensor]:
+        """What a call computed: what it returned, or the arguments that the op writes."""
+        mutated = self.op.parsed.mutated
+        if mutated:
+            return [args[name].tensor for name in mutated]
+        return list(result) if isinstance(result, tuple) else [result]
 
     def _invoke(self, args: dict[str, Any], out: Tensor | None, *, finite: bool = False) -> Any:
         """The row's answer; `_RAISED` after an exception, which is reported."""
@@ -267,7 +278,10 @@ class Run:
             self.fail("value", f"{name}: {outcome.problem}" if name else outcome.problem)
 
     def _fresh(self, result: Tensor, args: dict[str, Any], values: dict[str, Any]) -> bool:
-        shape, dtype = self._out_facts(values)
+        return self._is(result, args, *self._out_facts(values))
+
+    def _is(self, result: Tensor, args: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether a row's own tensor is of that shape and dtype; faults of its memory are reported."""
         if tuple(result.shape) != shape or result.dtype != dtype or result.device.type != self.device.type:
             got = f"{tuple(result.shape)} {result.dtype} on {result.device}"
             self.fail("result", f"got {got}, expected {shape} {dtype} on {self.device}")
@@ -356,39 +370,17 @@ class Run:
 
     def _out_facts(self, values: dict[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype that the op declares for its result."""
-        declared = self.op.out
-        if declared is None:
+        if self.op.out is None:
             raise ValueError(f"{self.op.id} has no result")
-        scope = {"torch": torch, **expression_names()}
-        scope |= {a.name: values.get(a.name, a.default) for a in self.op.parsed.args}
-        return tuple(eval(_compiled(declared.shape), scope)), eval(_compiled(declared.dtype), scope)
+        return allocation(self.op, self.op.out, values)
+
+    def _outs_facts(self, values: dict[str, Any]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """The same of each of several results."""
+        return [allocation(self.op, declared, values) for declared in self.op.outs]
 
     def fail(self, what: str, detail: str) -> None:
         self.report.failures.append(Failure(*self._where, what, detail))
 
 
-@functools.cache
-def _compiled(expression: str) -> types.CodeType:
-    """An expression of a declaration, which every call of every case evaluates."""
-    return compile(expression, "<declaration>", "eval")
-
-
 def _layout(how: str) -> str:
     return how if how in _APART else "contiguous"
-
-
-def _tensors(expected: Any) -> Iterator[Tensor]:
-    yield from (expected,) if isinstance(expected, Tensor) else expected
-
-
-def _check_oracle(op: OpSpec, values: dict[str, Any], expected: Any) -> None:
-    """NaN from an oracle whose inputs are all finite would be a hole in the comparison, not an expectation."""
-    if isinstance(expected, AcceptableIds):
-        if bool((~expected.allowed.any(-1) & ~expected.invalid).any()):
-            raise OracleError(f"{op.id}: a row of logits has no acceptable id")
-        return
-    floats = [v for v in values.values() if isinstance(v, Tensor) and v.dtype.is_floating_point]
-    if all(bool(torch.isfinite(v).all()) for v in floats) and any(
-        bool(torch.isnan(e).any()) for e in _tensors(expected)
-    ):
-        raise OracleError(f"{op.id}: the oracle gave NaN for finite inputs")

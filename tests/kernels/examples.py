@@ -85,7 +85,19 @@ def _attention(
     return query, k_cache, v_cache, *offsets, lens, table, dim**-0.5
 
 
+def _strided_experts(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Every other feature of the input, and weights whose last two dimensions are swapped in memory."""
+    x, gate_up, down, weights, ids = args
+    return x.repeat(1, 2)[:, ::2], gate_up.mT.contiguous().mT, down.mT.contiguous().mT, weights, ids
+
+
 _LIMITS = {"window": 4096, "softcap": 50.0}
+
+
+def _experts(tokens: int, hidden: int, inter: int, experts: int, topk: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    weights = torch.zeros(experts, 2 * inter, hidden, dtype=dtype), torch.zeros(experts, hidden, inter, dtype=dtype)
+    chosen = torch.zeros(tokens, topk)
+    return torch.zeros(tokens, hidden, dtype=dtype), *weights, chosen, chosen.int()
 
 
 def _logits(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -174,6 +186,17 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
         ("small model, short chunks", lambda dtype: (_attention(6, 3, 9, 3, 64, ragged=True, dtype=dtype), {})),
         ("Gemma 2", lambda dtype: (_attention(512, 1, 8, 4, 256, ragged=True, dtype=dtype), _LIMITS)),
         ("window", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {"window": 4096})),
+    ],
+    "moe.topk": [
+        ("Qwen3", lambda dtype: ((torch.zeros(5, 128, dtype=dtype), 8), {})),
+        ("Mixtral, plain", lambda dtype: ((torch.zeros(5, 8, dtype=dtype), 2, False), {})),
+    ],
+    "fused_moe": [
+        *(
+            (f"Qwen3, {tokens} tokens", lambda dtype, t=tokens: (_experts(t, 2048, 768, 16, 8, dtype), {}))  # type: ignore[misc]
+            for tokens in (1, 300)
+        ),
+        ("odd, strided", lambda dtype: (_strided_experts(_experts(40, 66, 34, 3, 2, dtype)), {})),
     ],
     "sample": [
         ("152k", lambda dtype: (_logits(2, 151936, dtype=dtype), {})),

@@ -126,7 +126,8 @@ class Call:
 
     def check(self, result: Any) -> None:
         """Fail unless the result, or what was written in place, is within its bound of the oracle's."""
-        got = [self.values[name] for name in self.op.parsed.mutated] or [result]
+        returned = list(result) if isinstance(result, tuple) else [result]
+        got = [self.values[name] for name in self.op.parsed.mutated] or returned
         check(self.op.id, self.fresh, got, self.row.roundings)
 
 

@@ -31,7 +31,9 @@ def _results(op_id: str, args: dict[str, Any]) -> list[tuple[Tensor, Tensor, tor
     expected = probes.load(op.oracle)(**args)
     limits = probes.load(op.bound)(args, expected, ())
     several = (expected,) if isinstance(expected, Tensor) else expected
-    if op.out is None:
+    if op.outs:
+        dtypes = [eval(out.dtype, {"torch": torch, **args}) for out in op.outs]
+    elif op.out is None:
         dtypes = [args[name].dtype for name in op.parsed.mutated]
     else:
         own = args[op.dtype_of].dtype

@@ -8,7 +8,7 @@ import rapid_llm.kernels.ops  # noqa: F401  (registers the ops)
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.ops.block_formats import DECODED
 from rapid_llm.kernels.registry import OpSpec
-from rapid_llm.verify import faulty_layout
+from rapid_llm.verify import faulty_layout, habits
 from rapid_llm.verify.conformance import check_callable, variants
 from rapid_llm.verify.faulty import FaultyRow, battery, plain_row
 
@@ -62,9 +62,12 @@ def test_wrong_row_is_refused_by_the_full_set(row: FaultyRow) -> None:
 
 
 @pytest.mark.parametrize(("op", "dtype", "scheme"), RIGHT)
-def test_right_row_passes(op: str, dtype: str, scheme: str | None) -> None:
-    """Would go red if a bound were tighter than the arithmetic, or a check refused what the op allows."""
-    slow = op.startswith("attention") or op == "sample"
-    budget = "full" if dtype == "bf16" or not slow else "interpret"
-    report = check_callable(registry.get_op(op), plain_row(op), dtype=dtype, scheme=scheme, budget=budget)
+def test_right_row_passes(op: str, dtype: str, scheme: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would go red if a bound were tighter than the arithmetic, or a check refused what the op allows.
+
+    In full where no coarse store hides the arithmetic; the native rows meet the full set in every dtype elsewhere.
+    """
+    monkeypatch.setattr(habits, "REPEATS", 4)
+    budget = "full" if dtype in ("fp32", "uint8") else "interpret"
+    report = check_callable(registry.get_op(op), plain_row(op), dtype=dtype, scheme=scheme, budget=budget, seeds=(0,))
     assert report.ok, str(report)

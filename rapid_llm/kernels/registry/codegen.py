@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
@@ -112,7 +113,9 @@ def _compiled_branch(op: OpSpec) -> list[str]:
     )
     if op.parsed.mutated:
         return [f"        return _torch_inplace({inner})"]
-    lines = [f"        if out is None: return _torch_op({inner})"] if op.parsed.takes_out else []
+    if not op.parsed.takes_out:
+        return [f"        return _torch_op({inner})"]
+    lines = [f"        if out is None: return _torch_op({inner})"]
     return [*lines, f"        _torch_out({inner}, out=out)", "        return out"]
 
 
@@ -352,6 +355,13 @@ def result(op: OpSpec) -> Callable[..., tuple[tuple[int, ...], Any]]:
     )
     reader: Callable[..., tuple[tuple[int, ...], Any]] = scope["result"]
     return reader
+
+
+def results(op: OpSpec) -> Callable[..., tuple[tuple[tuple[int, ...], Any], ...]]:
+    """As `result`, for an op that returns several tensors: (shape, dtype) of each."""
+    schema = f"{op.schema.rpartition('->')[0]}-> Tensor"
+    each = [result(replace(op, schema=schema, out=out, outs=())) for out in op.outs]
+    return lambda **values: tuple(read(**values) for read in each)
 
 
 def _same(one: Any, two: Any) -> bool:

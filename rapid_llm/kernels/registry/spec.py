@@ -152,9 +152,10 @@ class OpSpec:
     dims: named dimensions -> expression over the arguments (`input.shape[-1]`). usual: for dimensions that stand for a
     feature few calls ask for, the values that calls without it have; the first is taken where a caller who has no
     tensors does not give it, and times are kept of calls that have them all. out: result allocation, None for in-place
-    ops. dtype_of: the argument whose dtype is the op's dtype. dtypes: labels the op is defined for. schemes:
-    values of the `scheme` argument. facts: layout facts that hold for every call (`kv:paged`). oracle, cases, bound,
-    work: `"module:attr"` strings into `rapid_llm.verify`. doc: the public function's docstring.
+    ops and for ops of several results, which have an allocation for each in `outs` and take no `out`. dtype_of: the
+    argument whose dtype is the op's dtype. dtypes: labels the op is defined for. schemes: values of the `scheme`
+    argument. facts: layout facts that hold for every call (`kv:paged`). oracle, cases, bound, work: `"module:attr"`
+    strings into `rapid_llm.verify`. doc: the public function's docstring.
     """
 
     id: str
@@ -173,6 +174,7 @@ class OpSpec:
     facts: tuple[str, ...] = ()
     numerics: Numerics = Numerics()
     usual: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    outs: tuple[Out, ...] = ()
     parsed: Schema = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -193,6 +195,8 @@ class OpSpec:
             raise RegistrationError(self.id, "dtype_of", f"{self.dtype_of!r} is not an argument of {self.schema}")
         if (self.out is None) == parsed.takes_out:
             raise RegistrationError(self.id, "out", "an op that returns one tensor declares Out(...), no other op does")
+        if len(self.outs) != (parsed.returns if parsed.returns > 1 else 0):
+            raise RegistrationError(self.id, "outs", f"one Out for each of several results, got {len(self.outs)}")
         if self.schemes and "scheme" not in names:
             raise RegistrationError(self.id, "schemes", "the schema has no 'scheme' argument")
         _check_dtypes(self.id, self.dtypes)

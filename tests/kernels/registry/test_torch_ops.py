@@ -38,6 +38,14 @@ def arguments(op_id: str) -> dict[str, Any]:
         "scale": lambda: {"input": x, "factor": 0.3},
         "silu_and_mul": lambda: {"input": x},
         "gelu_and_mul": lambda: {"input": x},
+        "moe.topk": lambda: {"logits": torch.randn(5, 12), "k": 3},
+        "fused_moe": lambda: {
+            "input": torch.randn(3, 8),
+            "gate_up": torch.randn(4, 12, 8),
+            "down": torch.randn(4, 8, 6),
+            "topk_weights": torch.rand(3, 2),
+            "topk_ids": torch.tensor([[0, 2], [3, 1], [2, 0]], dtype=torch.int32),
+        },
         "rmsnorm": lambda: {"input": x, "weight": w},
         "fused_add_rmsnorm": lambda: {"input": x, "residual": torch.randn(3, 64), "weight": w},
         "rope": lambda: {
@@ -117,6 +125,8 @@ def test_every_op_resolves_and_equals_its_public_function(op_id: str) -> None:
         return
     expected = public(**values)
     torch.testing.assert_close(overload(op_id)(**values), expected, rtol=0, atol=0)
+    if get_op(op_id).outs:
+        return
     out = torch.full_like(expected, 3)
     assert overload(op_id, "_out")(**values, out=out) is None
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
@@ -131,7 +141,7 @@ def test_opcheck(op_id: str) -> None:
     torch.library.opcheck(overload(op_id), (), values)
     if in_place:
         torch.library.opcheck(overload(op_id, "_"), (), arguments(op_id))
-    else:
+    elif not get_op(op_id).outs:
         out = torch.empty_like(overload(op_id)(**values))
         torch.library.opcheck(overload(op_id, "_out"), (), {**values, "out": out})
 
@@ -146,7 +156,9 @@ def test_a_strided_input_gives_the_layout_that_the_fake_promises(op_id: str) -> 
             **{k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
         )
     real = overload(op_id)(**values)
-    assert (real.shape, real.stride(), real.dtype) == (fake.shape, fake.stride(), fake.dtype)
+    several = zip(*(r if isinstance(r, tuple) else (r,) for r in (real, fake)), strict=True)
+    for one, other in several:
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 def spread(x: torch.Tensor) -> torch.Tensor:
@@ -208,6 +220,7 @@ def test_torch_compile_of_a_function_that_calls_the_op(op_id: str) -> None:
         torch.testing.assert_close(values[name], expected[name], rtol=0, atol=0)
     if want is not None:
         torch.testing.assert_close(got, want, rtol=0, atol=0)
+    if want is not None and not get_op(op_id).outs:
         out = torch.empty_like(want)
         torch._dynamo.reset()
         compiled = torch.compile(lambda out, **kwargs: public(**kwargs, out=out), backend="eager", fullgraph=True)
@@ -225,7 +238,8 @@ def test_fake_tensors_never_reach_a_row(op_id: str) -> None:
         got = public(**fakes)
     assert (got is None) == (want is None)
     if want is not None:
-        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        several = zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True)
+        assert all((one.shape, one.dtype) == (other.shape, other.dtype) for one, other in several)
 
 
 @pytest.mark.parametrize("op_id", IDS)

@@ -1,4 +1,4 @@
-"""Mixture of experts over several ranks: tokens travel to the ranks of their experts and back."""
+"""Mixture of experts: routing, the experts, and tokens that travel to the ranks of their experts and back."""
 
 from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
@@ -97,4 +97,75 @@ register(
     ),
     _deepep("comm.dispatch", "comm_dispatch", Dim("topk", max=32)),
     _deepep("comm.combine", "comm_combine"),
+)
+
+TOPK = OpSpec(
+    id="moe.topk",
+    schema="(Tensor logits, int k, bool renormalize=True) -> (Tensor, Tensor)",
+    group="moe",
+    dims={"tokens": "logits.shape[0]", "experts": "logits.shape[1]", "topk": "k"},
+    out=None,
+    outs=(
+        Out(shape="(logits.shape[0], k)", dtype="torch.float32"),
+        Out(shape="(logits.shape[0], k)", dtype="torch.int32"),
+    ),
+    dtype_of="logits",
+    dtypes=_DTYPES,
+    oracle="rapid_llm.verify.routing:moe_topk",
+    cases="rapid_llm.verify.cases.moe:moe_topk",
+    bound="rapid_llm.verify.routing:moe_topk_bound",
+    work="rapid_llm.verify.routing:moe_topk_work",
+    numerics=Numerics(accumulate="fp32"),
+    doc="""The k experts of each token, by the largest logits, and their weights, by a softmax over all experts.
+
+    logits: (tokens, experts), any strides. k: 1 .. experts. Returns weights (tokens, k) fp32 and ids (tokens, k) int32,
+    both in falling order of logits; of equal logits the lower id comes first. renormalize: each token's k weights are
+    divided by their sum (Mixtral, Qwen3-MoE); else they are the softmax's own. Computed in fp32. A NaN ranks below
+    every number; a row with a NaN, with +inf or with nothing but -inf gives NaN for all its weights, and valid ids.
+    """,
+)
+
+FUSED_MOE = OpSpec(
+    id="fused_moe",
+    schema="(Tensor input, Tensor gate_up, Tensor down, Tensor topk_weights, Tensor topk_ids) -> Tensor",
+    group="moe",
+    dims={
+        "tokens": "input.shape[0]",
+        "hidden": "input.shape[1]",
+        "intermediate": "down.shape[2]",
+        "experts": "gate_up.shape[0]",
+        "topk": "topk_ids.shape[1]",
+    },
+    out=Out(shape="input.shape", dtype="input.dtype"),
+    dtypes=_DTYPES,
+    oracle="rapid_llm.verify.routing:fused_moe",
+    cases="rapid_llm.verify.cases.moe:fused_moe",
+    bound="rapid_llm.verify.routing:fused_moe_bound",
+    work="rapid_llm.verify.routing:fused_moe_work",
+    numerics=Numerics(accumulate="fp32"),
+    doc="""The feed-forward layer of every token's experts, added up by their weights.
+
+    input: (tokens, hidden). gate_up: (experts, 2 * intermediate, hidden), the rows of gate, then those of up. down:
+    (experts, hidden, intermediate); both of input's dtype. topk_weights: (tokens, topk) fp32. topk_ids: (tokens, topk)
+    int32; an id outside [0, experts) stands for no expert and adds nothing. Returns (tokens, hidden) in input's dtype:
+    sum over j of topk_weights[:, j] * down[e] (silu(gate[e] x) * (up[e] x)) with e = topk_ids[:, j]. Sums in fp32; what
+    goes into `down` may be rounded to input's dtype, nothing else is before the result. A token's result depends on
+    that token and on the weights of its own experts alone.
+    """,
+)
+
+register(
+    TOPK,
+    FUSED_MOE,
+    *(
+        KernelSpec(
+            name=f"native/{op}",
+            op=op,
+            backend="native",
+            target=f"rapid_llm.kernels.ops.moe.{module}:{function}",
+            dtypes=_DTYPES,
+            priority=0,
+        )
+        for op, module, function in (("moe.topk", "topk", "moe_topk"), ("fused_moe", "fused_moe", "fused_moe"))
+    ),
 )
