@@ -94,6 +94,19 @@ def test_each_format_is_exact_in_float32(tmp_path: Path, quant: Ggml, device: to
     assert_close(torch.cat([runner.logits([(0, ids[:11])]), runner.logits([(0, ids[11:])])]), expect(model, ids))
 
 
+YOUNGER = [Ggml.Q5_0, Ggml.Q5_1, *tiny.UNQUANTISABLE]
+
+
+@pytest.mark.parametrize("quant", YOUNGER, ids=lambda q: q.name)
+def test_each_younger_format_is_exact_in_float32(tmp_path: Path, quant: Ggml, device: torch.device) -> None:
+    """Catches the same for blocks of 256, in matrices, in the embedding and in a head of its own."""
+    shape = tiny.Shape(hidden=256, wide=256, head_dim=64, tied=False)
+    model = tiny.make(tmp_path / "m.gguf", shape, quant=quant)
+    ids = random_ids(20)
+    runner = PagedRunner(build(model, device=device), 1, 24)
+    assert_close(torch.cat([runner.logits([(0, ids[:19])]), runner.logits([(0, ids[19:])])]), expect(model, ids))
+
+
 def test_layers_may_differ_in_format(tmp_path: Path) -> None:
     """Catches one layer's scheme used for all, and a mixed group computed as blocks."""
     types = {"blk.1.attn_output.weight": Ggml.Q8_0, "blk.0.attn_v.weight": Ggml.Q4_0, "blk.1.ffn_down.weight": Ggml.F32}

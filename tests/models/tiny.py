@@ -12,7 +12,11 @@ import torch
 from gguf import GGMLQuantizationType as Ggml
 from gguf.quants import dequantize, quantize
 
+from rapid_llm.verify.formats import random_blocks
+
 LAYERS = 2
+UNQUANTISABLE = (Ggml.Q2_K, Ggml.Q3_K, Ggml.Q4_K, Ggml.Q5_K, Ggml.Q6_K, Ggml.IQ4_NL)
+"""Types to which the `gguf` package does not quantise; it reads them."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ def make(
     raw: dict[str, Ggml] = {}
     for name, dense in dense_weights(shape, seed).items():
         kind = (types or {}).get(name, quant if dense.ndim == 2 else Ggml.F32)
-        rows = quantize(dense, kind)
+        rows = _random_blocks(dense, kind) if kind in UNQUANTISABLE else quantize(dense, kind)
         model.weights[name] = torch.from_numpy(dequantize(rows, kind).astype(np.float32))
         if shape.arch == "llama" and (".attn_q." in name or ".attn_k." in name):
             rows = rows[gguf_row_order(shape.heads if ".attn_q." in name else shape.kv_heads, shape.head_dim)]
@@ -162,6 +166,13 @@ def make(
         tensors[name] = data
     write(path, shape.arch, {**metadata(shape), **(entries or {})}, tensors, raw)
     return model
+
+
+def _random_blocks(like: np.ndarray, kind: Ggml) -> np.ndarray:
+    """Random blocks of a type, with weights about as large as those of `like`."""
+    generator = torch.Generator().manual_seed(like.size % 997)
+    spread = 2 * float(like.std())
+    return random_blocks(generator, *like.shape, kind.name.lower(), spread=spread).numpy()
 
 
 def qwen2() -> Shape:
