@@ -9,8 +9,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from rapid_llm.locate import Configuration
 from rapid_llm.locate.calls import Call, Place, Watch, matrices, slots
-from tests.models import hf_tiny
+from rapid_llm.locate.locate import locate
+from rapid_llm.models.config import ModelConfig
+from rapid_llm.models.gguf import GGUFFile
+from tests.models import hf_tiny, test_families_gguf
 from tests.models.paged import PagedRunner
 
 OPS = {
@@ -37,7 +41,7 @@ class Seen(Watch):
         return call.run()
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3-moe"])
 def test_every_call_stands_where_its_slot_says(tmp_path: Path, family: str) -> None:
     """Catches calls that are counted as another place's once a family has more of them than a Llama."""
     made = hf_tiny.make(tmp_path, family)
@@ -51,3 +55,13 @@ def test_every_call_stands_where_its_slot_says(tmp_path: Path, family: str) -> N
     linear = {slot for slot in slots(decoder.config) if OPS.get(slot.name) in ("linear", "embedding")}
     weights = hf_tiny.weights(made)
     assert set(matrices(weights)) == linear
+
+
+def test_experts_of_two_dtypes_are_compared(tmp_path: Path) -> None:
+    """Catches a comparison that cannot run a choice of experts: two results of one op, weights that stay float32."""
+    test_families_gguf.write(tmp_path, "mixtral")
+    file = GGUFFile(tmp_path / "m.gguf")
+    sides = (Configuration.parse("native dtype=fp32"), Configuration.parse("native dtype=bf16"))
+    found = locate(file, ModelConfig.from_gguf(file), *sides, [hf_tiny.random_ids(9), hf_tiny.random_ids(3)]).diagnosis
+    assert found.guilty == ()
+    assert 0.0 < found.whole.difference < 0.1

@@ -57,7 +57,7 @@ def truth_of(made: hf_tiny.Made, ids: list[int]) -> Truth:
     return Truth(made, ids, logits, SLACK * own + (turned(made, ids) - logits).abs().max().item())
 
 
-@pytest.fixture(scope="module", params=[f for f in hf_tiny.FAMILIES if "mo" not in f and "mix" not in f])
+@pytest.fixture(scope="module", params=list(hf_tiny.FAMILIES))
 def truth(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Truth:
     return truth_of(hf_tiny.make(tmp_path_factory.mktemp(request.param), request.param), hf_tiny.random_ids(LENGTH))
 

@@ -107,13 +107,15 @@ _PHI3 = {
 }
 _EXPERTS = {"expert_count": 6, "expert_used_count": 2, "rope.freq_base": 10_000.0}
 _MIXTRAL = {**_EXPERTS, "rope.freq_base": 1_000_000.0}
-_ALL_SPARSE = {"mlp_only_layers": [], "head_dim": 16}
+_QWEN3_MOE = {**_EXPERTS, "expert_feed_forward_length": 40}
 
 CASES = {
     "llama": ("llama", {}, {"rope.freq_base": 10_000.0}),
     "gemma2": ("gemma2", {}, _GEMMA2),
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 32}, _GEMMA3),
     "phi3": ("phi3", {}, _PHI3),
+    "mixtral": ("llama", {"sliding_window": None}, _MIXTRAL),
+    "qwen3-moe": ("qwen3moe", {"mlp_only_layers": []}, _QWEN3_MOE),
 }
 """Family of transformers -> GGUF's architecture, changes to the configuration, own metadata."""
 
