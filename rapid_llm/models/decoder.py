@@ -265,7 +265,7 @@ class _Binding:
             ffn_norm=norms["ffn_norm"],
             gate_up=linears.get("gate_up"),
             down=self._normed(linears["down"], behind) if "down" in linears else None,
-            experts=self._normed(self._experts(layer, linears["router"]), behind) if layer.experts else None,
+            experts=self._normed(self._experts(layer.experts, linears["router"]), behind) if layer.experts else None,
             next_norm=next_norm,
         )
 
@@ -284,13 +284,12 @@ class _Binding:
 
         return both
 
-    def _experts(self, layer: PackedLayer, router: Call) -> Call:
-        assert layer.experts is not None
-        assert self.table.topk is not None
-        assert self.table.experts is not None
+    def _experts(self, weights: tuple[Tensor, Tensor], router: Call) -> Call:
+        if self.table.topk is None or self.table.experts is None:
+            raise ValueError("a layer has experts, and no rows were chosen for them: bind with examples")
         topk, experts = self.wrap(self.table.topk), self.wrap(self.table.experts)
         count, renormalize = self.config.experts_per_token, self.config.renormalize
-        gate_up, down = layer.experts
+        gate_up, down = weights
 
         def routed(hidden: Tensor) -> Any:
             return experts(hidden, gate_up, down, *topk(router(hidden), count, renormalize))

@@ -191,7 +191,8 @@ def _longrope(file: GGUFFile, at: str, context: int) -> LongRope:
         "attention_factor": file.optional(f"{at}.attn_factor", float, 1.0),
     }
     made = scaling(stated, max_positions=context, where=str(file.path))
-    assert isinstance(made, LongRope)
+    if not isinstance(made, LongRope):
+        raise TypeError(f"a statement of LongRoPE was read as {type(made).__name__}")
     return made
 
 

@@ -39,7 +39,8 @@ class Names:
 
     def of_expert(self, layer: int, part: str, number: int) -> str:
         """The same for one expert."""
-        assert self.expert is not None
+        if self.expert is None:
+            raise ValueError(f"these names have no experts: expert {number} of layer {layer} was asked for")
         return self.layer.format(layer) + self.expert[part].format(number)
 
     def is_passed(self, name: str) -> bool:

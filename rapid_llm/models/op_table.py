@@ -206,7 +206,7 @@ class Binder:
         yield "fused_add_rmsnorm", call("fused_add_rmsnorm", hidden, hidden, norm, c.rms_norm_eps)
         yield "rope_write", call("rope_kvcache_write", query, key, value, *where)
         yield "activation", self._activation(tokens, called)
-        routed, experts = self._routing(tokens, examples) if examples.experts is not None else (None, None)
+        routed, experts = (None, None) if examples.experts is None else self._routing(tokens, examples.experts)
         yield "topk", routed
         yield "experts", experts
 
@@ -214,9 +214,8 @@ class Binder:
         op = next((op for op in ("silu_and_mul", "gelu_and_mul") if op in called), None)
         return None if op is None else self._key(op, self._empty(tokens, 2 * self._config.intermediate_size))
 
-    def _routing(self, tokens: int, examples: Examples) -> tuple[dict[str, Any], dict[str, Any]]:
-        c, experts = self._config, examples.experts
-        assert experts is not None
+    def _routing(self, tokens: int, experts: ExpertWeights) -> tuple[dict[str, Any], dict[str, Any]]:
+        c = self._config
         weights = torch.empty(tokens, c.experts_per_token, device=self._device)
         routed = (experts.gate_up, experts.down, weights, weights.int())
         logits = self._empty(tokens, c.num_experts)
