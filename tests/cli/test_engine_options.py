@@ -29,7 +29,12 @@ def test_options_of_the_engine_are_handed_on(
     (options,) = made
     rest = {name: value for name, value in options.items() if name not in ("dtype", "device") and value is not None}
     speculative = {"method": "ngram", "num_tokens": 3}
-    assert rest == {"deterministic": True, "enable_prefix_caching": False, "speculative": speculative}
+    assert rest == {
+        "deterministic": True,
+        "enable_prefix_caching": False,
+        "speculative": speculative,
+        "load_format": "auto",
+    }
 
 
 def test_a_bad_number_of_guesses_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

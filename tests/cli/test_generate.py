@@ -34,11 +34,13 @@ def test_generate_hands_on_every_option(fake: Any, capsys: pytest.CaptureFixture
     args = ["--max-tokens", "7", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--min-p", "0.1"]
     args += ["--seed", "4", "--stop", "a", "--stop", "b", "--ignore-eos", "--model", "m", "--dtype", "fp32"]
     args += ["--device", "cpu", "--threads", "2", "--max-model-len", "99"]
+    args += ["--quantization", "int8", "--load-format", "pt"]
     assert call("generate", "hi", *args, capsys=capsys).status == 0
     (params,) = llm.params
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p, params.min_p) == (7, 0.5, 3, 0.9, 0.1)
     assert (params.seed, params.stop, params.ignore_eos) == (4, ("a", "b"), True)
-    assert llm.made == [("m", {"dtype": "fp32", "device": "cpu", "threads": 2, "max_model_len": 99})]
+    sizes = {"dtype": "fp32", "device": "cpu", "threads": 2, "max_model_len": 99}
+    assert llm.made == [("m", {**sizes, "quantization": "int8", "load_format": "pt"})]
     assert llm.asked == ["hi"]
 
 

@@ -29,6 +29,7 @@ from rapid_llm.kernels.build import FrozenError, counters, frozen
 from rapid_llm.kernels.ops import deferred_triton
 from rapid_llm.kernels.registry import NotReadyError, StrictFallbackError, UnknownOpError, notes, rows, trace
 from rapid_llm.kernels.registry.capture import capturing
+from rapid_llm.kernels.registry.forking import Lock
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ _recorders: dict[int, Callable[..., None]] = {}
 _waits = False
 """Whether Triton is still to be imported."""
 
-_importing = threading.RLock()
+_importing = Lock()
 
 _broken: dict[str, str] = {}
 _moved_cache: list[str] = []
