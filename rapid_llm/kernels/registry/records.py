@@ -39,6 +39,7 @@ _lock: Final = Lock()
 _tables: Final[dict[tuple[str | None, ...], dict[str, Record]]] = {}
 _HOMES: Final = ("RAPID_LLM_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
 """Variables that say where the user's own records are."""
+_reads = [0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +113,28 @@ def folder(layer: str) -> Path:
 
 def table(layer: str, kind: str) -> dict[str, Record]:
     """The records of a layer for a device class, by row; read once a process."""
-    key = (layer, kind, *(() if layer == SHIPPED else map(os.environ.get, _HOMES)))
+    key = (layer, kind, *(() if layer == SHIPPED else homes()))
     with _lock:
         if key not in _tables:  # asked thousands of times for one model: no path is made for a table that is known
             _tables[key] = _load(folder(layer) / file_name(kind), kind)
         return _tables[key]
 
 
+def homes() -> tuple[str | None, ...]:
+    """What the environment says of where the user's own records are."""
+    return tuple(map(os.environ.get, _HOMES))
+
+
+def version() -> int:
+    """A number that grows whenever files are to be read again."""
+    return _reads[0]
+
+
 def forget() -> None:
     """Read the files again at the next need."""
     with _lock:
         _tables.clear()
+        _reads[0] += 1
 
 
 def write(path: Path, kind: str, new: Mapping[str, Record], gone: Mapping[str, set[str]]) -> None:
@@ -156,6 +168,7 @@ def write(path: Path, kind: str, new: Mapping[str, Record], gone: Mapping[str, s
         staged.write_text(body)
         os.replace(staged, path)
         _tables.clear()
+        _reads[0] += 1
 
 
 def _plain(record: Record) -> dict[str, Any]:
