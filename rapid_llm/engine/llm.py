@@ -20,6 +20,7 @@ from .clock import now
 from .core import Engine, EngineError
 from .explain import EngineExplanation
 from .grammar import Constraint, Grammars
+from .host_memory import keep_freed_memory
 from .job import Job
 from .kv_memory import allocate, bytes_per_token, choose_tokens, free_memory
 from .kv_pool import KVPool
@@ -133,6 +134,8 @@ class LLM:
         self._engine = Engine(scheduler, Runner(decoder, self._kv, builder, self._sampler))
         self._serial = itertools.count()
         self._chat_template: ChatTemplate | None = None
+        if device.type == "cpu":
+            keep_freed_memory()
 
     def generate(
         self,
