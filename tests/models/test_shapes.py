@@ -61,11 +61,22 @@ def _tiny(name: str) -> ModelConfig:
     config = shape_config(name)
     return replace(
         config,
-        **{"hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2},
-        **{"head_dim": 32, "rotary_dim": 32, "vocab_size": 300, "num_tokens": 300, "max_model_len": 8192},
-        **{"windows": config.windows[:2], "num_experts": min(config.num_experts, 4)},
-        **{"experts_per_token": min(config.experts_per_token, 2), "expert_size": min(config.expert_size, 48)},
-        **{"bos_token_id": None, "eos_token_ids": ()},
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        rotary_dim=32,
+        vocab_size=300,
+        num_tokens=300,
+        max_model_len=8192,
+        windows=config.windows[:2],
+        num_experts=min(config.num_experts, 4),
+        experts_per_token=min(config.experts_per_token, 2),
+        expert_size=min(config.expert_size, 48),
+        bos_token_id=None,
+        eos_token_ids=(),
     )
 
 
