@@ -16,7 +16,7 @@ from rapid_llm.models.errors import MetadataError
 from rapid_llm.models.gguf_source import GGUFSource
 from rapid_llm.models.opening import Source, open_source
 from rapid_llm.models.shards import read_json
-from rapid_llm.models.weights import load_weights
+from rapid_llm.models.weights import ModelWeights, load_weights
 
 from .clock import now
 from .options import PAGE_SIZE, EngineOptions
@@ -111,15 +111,19 @@ def load(model: str | os.PathLike[str], options: EngineOptions, device: torch.de
         progress=_Progress(opened.config.name) if sys.stderr.isatty() else None,
         quantization=options.quantization,
     )
-    decoder = Decoder(
-        opened.config,
+    return bind(opened.config, weights, options, device), opened.tokenizer
+
+
+def bind(config: ModelConfig, weights: ModelWeights, options: EngineOptions, device: torch.device) -> Decoder:
+    """The decoder of an engine with these options; it keeps what its rows read, so drop `weights`."""
+    return Decoder(
+        config,
         weights,
         device=device,
         dtype=options.dtype,
         page_size=PAGE_SIZE,
         max_model_len=options.max_model_len,
     )
-    return decoder, opened.tokenizer
 
 
 class _Progress:

@@ -35,14 +35,14 @@ class UnsupportedTokenizerError(ModelError):
     """The tokenizer is of a kind that is not read; the text names the key and the known values."""
 
 
-def _byte_symbols() -> dict[str, int]:
+def byte_symbols() -> dict[str, int]:
     """GPT-2's alphabet: the printable character that stands for each byte in a byte-level vocabulary."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-_BYTE_OF: Final = MappingProxyType(_byte_symbols())
+_BYTE_OF: Final = MappingProxyType(byte_symbols())
 
 
 def require_text(text: object, what: str = "text") -> str:
