@@ -18,8 +18,12 @@ __all__ = ["capture"]
 
 
 @contextmanager
-def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+def capture(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, *, pool: tuple[int, int] | None = None
+) -> Iterator[None]:
     """`with capture(graph, stream)` records what the body enqueues on `stream`, which is current in it.
+
+    pool: of memory that graphs share which never run at once (`torch.cuda.graph_pool_handle()`); None is a new one.
 
     Raises what the body raises, or torch's RuntimeError where CUDA cannot capture what it did; the current stream and
     the random generators are then as before, and `graph` is of no use.
@@ -28,7 +32,7 @@ def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[
 
     with torch.cuda.stream(stream):
         try:
-            with torch.cuda.graph(graph, stream=stream):
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 yield
         except BaseException:
             torch.cuda.synchronize(stream.device)

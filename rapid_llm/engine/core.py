@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .clock import now
 from .job import Job
 from .request import FinishReason, Request
-from .runner import Runner
+from .runner import Flight, Runner
 from .sampler import Choice
 from .scheduler import Chunk, Scheduler
 
@@ -80,6 +80,9 @@ class Engine:
         self._jobs: dict[Request, Job] = {}
         self._unfinished: dict[str, list[int]] = {}
         """Request ids, and how many samples of each are still to end."""
+        self._flight: Flight | None = None
+        """The step that was enqueued behind the last one that was completed."""
+        self._landed = 0.0
         self._turn = threading.Condition()
         self._driver: int | None = None
 
@@ -167,6 +170,9 @@ class Engine:
                     self.scheduler.check_idle()
 
     def _step(self) -> None:
+        if self._flight is not None:
+            self._complete(self._flight, self._landed)
+            return
         chunks = self.scheduler.schedule()
         if not chunks:
             raise EngineError("no request can go on: the scheduler's bookkeeping is broken")
@@ -177,13 +183,21 @@ class Engine:
 
     def _compute(self, chunks: Sequence[Chunk]) -> StepFigures:
         started = now()
-        done = self._runner.run(chunks)
-        finished = now()
+        return self._complete(self._runner.launch(chunks), started)
+
+    def _complete(self, flight: Flight, started: float) -> StepFigures:
+        """Wait for a step, having enqueued the one behind it where that is known already, and hand out its results."""
+        self._flight = self._launch_behind(flight)
+        done = flight.wait()
+        self._landed = finished = now()
         for request, rows in done.scores:
             self._jobs[request].take_prompt_logprobs(request.scored, rows)
             request.scored += len(rows)
-        choices, kept = iter(done.choices), 0
+        choices, kept, chunks = iter(done.choices), 0, flight.chunks
         for chunk in chunks:
+            if chunk.request.finished:  # while its step was on its way: by an abort, or by the token before
+                next(choices)
+                continue
             if chunk.draft:
                 kept += self._verify(chunk, list(islice(choices, chunk.size)), finished)
             else:
@@ -196,8 +210,20 @@ class Engine:
         if not self._jobs:
             self.scheduler.check_idle()
         figures = StepFigures(kept, all(chunk.decodes for chunk in chunks), finished - started)
-        self.totals.add(*figures)
+        if kept:
+            self.totals.add(*figures)
         return figures
+
+    def _launch_behind(self, flight: Flight) -> Flight | None:
+        """The step behind `flight`, enqueued; None where nobody is to be computed or what it is depends on results.
+
+        What is computed for a request that ends meanwhile is dropped. Its pages may by then be another's, who writes
+        them in a later step: the device runs steps in their order.
+        """
+        if not flight.graphed or self.step_hook is not None or self._inbox:
+            return None
+        chunks = self.scheduler.ahead(flight.chunks)
+        return self._runner.launch_behind(flight, chunks) if chunks else None
 
     def _verify(self, chunk: Chunk, choices: Sequence[Choice], time: float) -> int:
         """Give a request the choices behind its guesses, up to the first that differs from its guess; how many."""
@@ -228,6 +254,7 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         """End everything. The scheduler starts afresh: a step that broke off may have left it in any state."""
         failed, self._jobs = self._jobs, {}
+        self._flight = None
         self.scheduler.reset()
         for request, job in failed.items():
             request.finish_reason, request.stop_reason = "error", f"{type(error).__name__}: {error}"

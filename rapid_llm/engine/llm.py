@@ -18,6 +18,7 @@ from rapid_llm.platform import default_threads
 from .batch import BatchBuilder
 from .clock import now
 from .core import Engine, EngineError
+from .decode_graphs import DecodeGraphs, GraphReport
 from .explain import EngineExplanation
 from .grammar import Constraint, Grammars
 from .host_memory import keep_freed_memory
@@ -71,6 +72,7 @@ class LLM:
         speculative: Mapping[str, Any] | Speculation | None = DEFAULTS.speculative,
         load_format: str = DEFAULTS.load_format,
         quantization: str | None = DEFAULTS.quantization,
+        cuda_graphs: str = DEFAULTS.cuda_graphs,
     ) -> None:
         options = EngineOptions(
             dtype=str(dtype),
@@ -86,6 +88,7 @@ class LLM:
             speculative=speculative,
             load_format=load_format,
             quantization=quantization,
+            cuda_graphs=cuda_graphs,
         )
         target = resolve_device(options.device)
         _use_threads(options, target)
@@ -131,7 +134,17 @@ class LLM:
         self._grammars = Grammars(tokenizer)
         self._kv = allocate(config, pool.num_pages, decoder.activation_dtype, device)
         self._decoder = decoder
-        self._engine = Engine(scheduler, Runner(decoder, self._kv, builder, self._sampler))
+        self._graphs = None
+        if options.cuda_graphs == "padded" or (options.cuda_graphs == "auto" and device.type == "cuda"):
+            self._graphs = DecodeGraphs(
+                decoder,
+                self._kv,
+                max_sequences=max_running,
+                max_pages=min(pool.usable_pages, pool.pages_for(self.max_model_len)),
+                page_size=PAGE_SIZE,
+                captures=options.cuda_graphs == "auto",
+            )
+        self._engine = Engine(scheduler, Runner(decoder, self._kv, builder, self._sampler, self._graphs))
         self._serial = itertools.count()
         self._chat_template: ChatTemplate | None = None
         if device.type == "cpu":
@@ -204,6 +217,7 @@ class LLM:
             "step": f"at most {self._engine.scheduler.max_batch_tokens} tokens, "
             f"{self._engine.scheduler.max_running} requests",
             "deterministic": self.options.deterministic,
+            "decode graphs": _graphs_line(self._graphs),
             "prefix cache": "on" if self.options.enable_prefix_caching else "off",
             "speculative": "off" if self.options.speculation is None else str(self.options.speculation),
         }
@@ -213,6 +227,11 @@ class LLM:
     def bindings(self) -> list[tuple[str, str, Selected]]:
         """(sizes it holds for, op id, handle) of every row that this engine calls."""
         return [*self._decoder.bindings(), *self._sampler.bindings()]
+
+    @property
+    def graphs(self) -> GraphReport | None:
+        """What ran as a CUDA graph so far, what did not, and why; None where decode steps have no fixed sizes."""
+        return None if self._graphs is None else self._graphs.report
 
     def prepare(self, *, jobs: int | None = None, progress: Progress | None = None) -> PrepareReport:
         """Build and load all that this engine will call, at every size of step, so that `freeze()` may follow.
@@ -224,9 +243,11 @@ class LLM:
     def rehearsals(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """For `prepare`: steps of every size whose kernels are compiled for their arguments; none on a CPU."""
         if self.device.type == "cpu":
-            return iter(())
+            return
+        if self._graphs is not None:
+            yield from self._graphs.rehearse()
         most, requests = self._engine.scheduler.max_batch_tokens, self._engine.scheduler.max_running
-        return steps(
+        yield from steps(
             self._decoder,
             self._kv,
             self._sampler,
@@ -365,6 +386,16 @@ def _use_threads(options: EngineOptions, device: torch.device) -> None:
         torch.set_num_threads(options.threads)
     elif device.type == "cpu":
         torch.set_num_threads(default_threads())
+
+
+def _graphs_line(graphs: DecodeGraphs | None) -> str:
+    if graphs is None:
+        return "off"
+    report = graphs.report
+    parts = [f"{report.steps} steps, batches {sorted(report.captured)}"]
+    parts += [f"{count} steps call by call: {reason}" for reason, count in report.eager.most_common()]
+    parts += [f"never for a batch of {size}: {reason}" for size, reason in sorted(report.refused.items())]
+    return "; ".join(parts)
 
 
 def _raise_failure(job: Job) -> None:

@@ -11,6 +11,9 @@ from rapid_llm.models.source import LOAD_FORMATS
 
 from .speculation import Speculation
 
+MODES: Final = ("auto", "off", "padded")
+"""Of `cuda_graphs`."""
+
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
 QUANTIZATIONS: Final = ("int8", "int4", "fp8")
@@ -51,6 +54,8 @@ class EngineOptions:
     `{"method": "ngram", "num_tokens": 4}`; what is generated does not change. Held as a `Speculation`. load_format:
     `auto`, or `pt` to read weights that are pickles (`pytorch_model.bin`), with torch's unpickler that runs no code.
     quantization: `int8`, `int4` or `fp8` quantises dense matrices as they are loaded; None keeps what the file has.
+    cuda_graphs: `auto` replays decode steps as CUDA graphs on a GPU, `off` never does; `padded` runs them at the same
+    sizes, with the same padding, but call by call, on any device.
     """
 
     dtype: str = "auto"
@@ -66,6 +71,7 @@ class EngineOptions:
     speculative: Mapping[str, Any] | Speculation | None = None
     load_format: str = "auto"
     quantization: str | None = None
+    cuda_graphs: str = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str):  # torch.float32 and the like
@@ -80,6 +86,8 @@ class EngineOptions:
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             known = ", ".join(QUANTIZATIONS)
             raise ValueError(f"quantization={self.quantization!r} is not known; use one of {known}, or None")
+        if self.cuda_graphs not in MODES:
+            raise ValueError(f"cuda_graphs={self.cuda_graphs!r} is not known; use one of {', '.join(MODES)}")
         if not isinstance(self.device, str):  # a torch.device
             object.__setattr__(self, "device", str(self.device))
         for name in ("deterministic", "enable_prefix_caching"):

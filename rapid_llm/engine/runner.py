@@ -11,10 +11,11 @@ from torch import Tensor
 from rapid_llm.models.attention_metadata import AttentionMetadata, KVCache
 
 from .batch import BatchBuilder, Scored
+from .decode_graphs import DecodeGraphs
 from .kv_memory import CacheShape
 from .prompt_logprobs import score
 from .request import Request
-from .sampler import Choice, RawLogprob, Sampler
+from .sampler import Choice, Drawn, RawLogprob, Sampler
 from .scheduler import Chunk
 
 
@@ -48,8 +49,17 @@ class Model(Protocol):
         ...
 
     def bindings(self) -> Iterable[tuple[str, str, Any]]: ...
+    def handles(self, tokens: int) -> Iterable[Any]:
+        """The row handles that a step of `tokens` tokens may call."""
+        ...
+
     def memory(self) -> dict[str, int]: ...
     def observe(self, observer: Any) -> None: ...
+
+    @property
+    def observed(self) -> bool:
+        """Whether an observer is set."""
+        ...
 
 
 class StepOutput(NamedTuple):
@@ -60,10 +70,28 @@ class StepOutput(NamedTuple):
     scores: list[tuple[Request, list[list[RawLogprob]]]]
 
 
-class Runner:
-    """Owns nothing that outlives a request but the cache, whose pages the scheduler hands out."""
+class Flight(NamedTuple):
+    """A step that has been enqueued. drawn: None where nothing is sampled. graphed: whether another step may be
+    enqueued behind it before its tokens are known."""
 
-    def __init__(self, model: Model, kv: KVCache, builder: BatchBuilder, sampler: Sampler) -> None:
+    chunks: Sequence[Chunk]
+    scores: list[tuple[Request, list[list[RawLogprob]]]]
+    drawn: Drawn | None
+    graphed: bool
+
+    def wait(self) -> StepOutput:
+        """The step's results, once the device has them."""
+        return StepOutput([] if self.drawn is None else self.drawn.choices(), self.scores)
+
+
+class Runner:
+    """Owns nothing that outlives a request but the cache, whose pages the scheduler hands out. graphs: runs decode
+    steps of fixed size; None runs every step call by call."""
+
+    def __init__(
+        self, model: Model, kv: KVCache, builder: BatchBuilder, sampler: Sampler, graphs: DecodeGraphs | None = None
+    ) -> None:
+        self.graphs = graphs
         self._model = model
         self._kv = kv
         self._builder = builder
@@ -71,16 +99,42 @@ class Runner:
 
     def run(self, chunks: Sequence[Chunk]) -> StepOutput:
         """Compute the chunks. Waits for the device."""
+        return self.launch(chunks).wait()
+
+    def launch(self, chunks: Sequence[Chunk]) -> Flight:
+        """Enqueue the chunks' step."""
+        if self.graphs is not None:
+            reason = self.graphs.refusal(chunks)
+            if reason is None:
+                with torch.inference_mode():
+                    logits = self.graphs.logits(chunks)
+                    return Flight(chunks, [], self._sampler.draw(logits, [c.request for c in chunks]), True)
+            self.graphs.report.eager[reason] += 1
+        return self._launch_calls(chunks)
+
+    def launch_behind(self, flight: Flight, chunks: Sequence[Chunk]) -> Flight:
+        """Enqueue the step behind `flight`, whose tokens, still on the device, are the input of `chunks`.
+
+        The chunks are of the same requests in the same order, and none of them was told of those tokens yet.
+        """
+        if self.graphs is None or flight.drawn is None:
+            raise RuntimeError("a step can follow on the device only where decode steps have a fixed size")
+        with torch.inference_mode():
+            self.graphs.take_tokens(flight.drawn.tokens)
+            logits = self.graphs.logits(chunks, ahead=True)
+            return Flight(chunks, [], self._sampler.draw(logits, [c.request.ahead(1) for c in chunks]), True)
+
+    def _launch_calls(self, chunks: Sequence[Chunk]) -> Flight:
         with torch.inference_mode():
             batch = self._builder.build(chunks)
             hidden = self._model.forward(batch.input_ids, batch.meta, self._kv)
             scores = [(part.request, self._score(hidden, part)) for part in batch.scores]
             if not batch.sampling:
                 self._wait()
-                return StepOutput([], scores)
+                return Flight(chunks, scores, None, False)
             rows = hidden if batch.logit_rows is None else hidden.index_select(0, batch.logit_rows)
-            choices = self._sampler(self._model.compute_logits(rows), batch.sampling)
-        return StepOutput(choices, scores)
+            drawn = self._sampler.draw(self._model.compute_logits(rows), batch.sampling)
+        return Flight(chunks, scores, drawn, False)
 
     def _score(self, hidden: Tensor, part: Scored) -> list[list[RawLogprob]]:
         rows = hidden[part.row : part.row + len(part.targets)]

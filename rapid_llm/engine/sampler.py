@@ -57,6 +57,29 @@ class Choice(NamedTuple):
     logprobs: list[RawLogprob] | None = None
 
 
+class Drawn(NamedTuple):
+    """Tokens on their way. tokens: (rows,) on the device. on_host: their copy, there once `done` has happened."""
+
+    sampler: Sampler
+    tokens: Tensor
+    on_host: Tensor
+    done: Any
+    logprobs: Tensor | None
+    wanted: list[int]
+    requests: Sequence[Request]
+
+    def choices(self) -> list[Choice]:
+        """One a row. Waits for the tokens, and not for what was enqueued behind them unless log-probabilities are
+        wanted."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens: list[int] = self.on_host.tolist()
+        if self.logprobs is None:
+            return [Choice(token) for token in tokens]
+        reported = self.sampler.report(self.logprobs, self.wanted, self.requests, tokens)
+        return [Choice(token, reported.get(i)) for i, token in enumerate(tokens)]
+
+
 class Sampler:
     """vocab_size: ids from here on are padding of the embedding table and are never sampled. max_rows: of one call."""
 
@@ -67,27 +90,38 @@ class Sampler:
         self._bound: dict[int, tuple[Selected, Callable[..., Tensor]]] = {}
         self._observer: Any = None
         self._on_cpu = device.type == "cpu"
-        pin = not self._on_cpu
-        self._real = torch.zeros(4, max_rows, dtype=torch.float32, pin_memory=pin)
-        self._top_k = torch.zeros(max_rows, dtype=torch.int32, pin_memory=pin)
-        self._real_np, self._top_k_np = self._real.numpy(), self._top_k.numpy()
+        self._real = torch.zeros(4, max_rows, dtype=torch.float32)
+        self._top_k = torch.zeros(max_rows, dtype=torch.int32)
         self._edit = LogitEditor(device)
         self._mask = TokenMasks(device, max_rows)
 
     def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[Choice]:
         """One choice per row; logits: (len(requests), at least vocab_size), which are this call's to change."""
+        return self.draw(logits, requests).choices()
+
+    def draw(self, logits: Tensor, requests: Sequence[Request]) -> Drawn:
+        """Enqueue what `__call__` does; nothing is waited for, and the logits may be written again by later steps."""
         logits = logits[:, : self.vocab_size]
         wanted = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
         logprobs = torch.log_softmax(logits[wanted].float(), dim=-1) if wanted else None
         self._shape(logits, requests)
-        tokens: list[int] = self._draw(logits, requests).tolist()
-        if logprobs is None:
-            return [Choice(token) for token in tokens]
-        reported = self._report(logprobs, wanted, requests, tokens)
-        return [Choice(token, reported.get(i)) for i, token in enumerate(tokens)]
+        tokens = self._draw(logits, requests)
+        if self._on_cpu:
+            return Drawn(self, tokens, tokens, None, logprobs, wanted, requests)
+        # Copied in the stream's order, so that the host can wait for these tokens while later steps run.
+        on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(self._device))
+        return Drawn(self, tokens, on_host, done, logprobs, wanted, requests)
 
     def _draw(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
-        real, top_k = self._real_np, self._top_k_np
+        count = len(requests)
+        if self._on_cpu:
+            reals, ks = self._real, self._top_k
+        else:  # of its own for each call: the copies of the last one may still wait for the device
+            reals = torch.empty(4, count, dtype=torch.float32, pin_memory=True)
+            ks = torch.empty(count, dtype=torch.int32, pin_memory=True)
+        real, top_k = reals.numpy(), ks.numpy()
         for i, request in enumerate(requests):
             params = request.params
             if params.greedy:
@@ -97,19 +131,15 @@ class Sampler:
                 draw = uniform(request.key, request.output_len)
                 real[:, i] = (params.temperature, params.top_p, params.min_p, draw)
                 top_k[i] = params.top_k
-        count = len(requests)
-        if self._on_cpu:
-            on_device, k = self._real, self._top_k[:count]
-        else:
-            on_device = self._real.to(self._device, non_blocking=True)
-            k = self._top_k[:count].to(self._device, non_blocking=True)
-        temperature, top_p, min_p, draws = on_device[:, :count].unbind(0)
-        return self._row(count)[1](logits, temperature, k, top_p, min_p, draws)
+        if not self._on_cpu:
+            reals, ks = reals.to(self._device, non_blocking=True), ks.to(self._device, non_blocking=True)
+        temperature, top_p, min_p, draws = reals[:, :count].unbind(0)
+        return self._row(count)[1](logits, temperature, ks[:count], top_p, min_p, draws)
 
     def rehearse(self, logits: Tensor) -> None:
         """Draw from `logits` for nobody: the call that `__call__` makes, for the sake of the kernels it launches."""
         count = len(logits)
-        real = torch.zeros_like(self._real, pin_memory=False, device=self._device)
+        real = torch.zeros_like(self._real, device=self._device)
         top_k = torch.zeros(count, dtype=torch.int32, device=self._device)
         temperature, top_p, min_p, draws = real[:, :count].unbind(0)
         self._row(count)[0](logits[:, : self.vocab_size], temperature, top_k, top_p, min_p, draws)
@@ -153,9 +183,10 @@ class Sampler:
         if constrained:
             self._mask(logits, constrained)
 
-    def _report(
+    def report(
         self, logprobs: Tensor, rows: list[int], requests: Sequence[Request], tokens: list[int]
     ) -> dict[int, list[RawLogprob]]:
+        """What is told of the log-probabilities (len(rows), vocab) of `rows`, by row. Waits for the device."""
         chosen = torch.tensor([max(tokens[i], 0) for i in rows], device=logprobs.device).unsqueeze(1)
         chosen_logprobs = logprobs.gather(1, chosen)
         ranks = (logprobs > chosen_logprobs).sum(1) + 1

@@ -18,7 +18,7 @@ a drafter, requests that decode get guesses out of what a step has left over: gu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from .kv_pool import KVPool, Pages
@@ -137,6 +137,27 @@ class Scheduler:
         if self.drafter is not None and budget > 0:
             decodes = self._guess(self.drafter, decodes, budget)
         return decodes + prefills
+
+    def ahead(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """The chunks of the step behind that of `chunks`, which is not done yet; its requests then hold the pages.
+
+        Empty where what comes behind depends on more than the tokens sampled: on requests that wait, on a request that
+        reaches its length, on logits that are changed by what was sampled, or on pages that are not free.
+        """
+        if self.waiting or self.drafter is not None or len(chunks) != len(self.running):
+            return []
+        need = 0
+        for chunk in chunks:
+            request = chunk.request
+            plain = request.guessable and request.params.logprobs is None
+            if request.finished or not plain or len(request.ids) + 1 >= request.max_len:
+                return []
+            need += self.pool.pages_for(len(request.ids) + 1) - len(request.pages.ids)
+        if need > self.pool.free_pages:
+            return []
+        for chunk in chunks:
+            self.pool.grow(chunk.request.pages, len(chunk.request.ids) + 1, chunk.request.max_cached)
+        return [Chunk(chunk.request, 1, True) for chunk in chunks]
 
     def commit(self, chunk: Chunk, kept: int | None = None) -> None:
         """Note that the chunk's tokens, or the first `kept` of them, are in the cache for good."""

@@ -22,6 +22,7 @@ from .attention_metadata import AttentionMetadata, KVCache
 from .config import ModelConfig
 from .op_table import Binder, Choose, Examples, OpTable, Wrap, buckets, find, ops_of
 from .packing import PackedLayer, PackedLinear, PackedModel, linear_kinds, pack
+from .parallel import Ranks
 from .quant import UNQUANTIZED
 from .rotary_table import rotary_table
 from .weights import ModelWeights
@@ -98,7 +99,8 @@ class Decoder:
     what its rows read, so drop other references to free the rest. page_size: tokens in a page of the cache. choose:
     binds each op's row; `dispatch`, unless rows are to be compared. max_model_len: the longest sequence to be served,
     by which rotary scaling that depends on a length ("dynamic", LongRoPE) is chosen; the trained context by default.
-    kv_dtype: of the cache, where it is not the activations'. Choosing rows and packing weights for them happens here,
+    kv_dtype: of the cache, where it is not the activations'. ranks: where config and weights are one rank's part of a
+    model (`parallel.Shard`), what it exchanges with the others. Choosing rows and packing weights for them happens here,
     once; `forward` and `compute_logits` only call.
 
     Raises `ValueError` for an unknown dtype or weights of another dtype, and dispatch's errors where an op has no row.
@@ -115,8 +117,10 @@ class Decoder:
         choose: Choose = dispatch,
         max_model_len: int | None = None,
         kv_dtype: torch.dtype | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config = config
+        self._ranks = ranks
         self.device = device
         self.activation_dtype = activation_dtype(dtype, device)
         self.kv_dtype = self.activation_dtype if kv_dtype is None else kv_dtype
@@ -190,6 +194,10 @@ class Decoder:
         """(bucket, op id, handle) of every row in use, for `LLM.explain()`."""
         return [entry for table in self._tables for entry in table.bindings()]
 
+    def handles(self, tokens: int) -> list[Selected]:
+        """Every row that a step of `tokens` tokens may call."""
+        return [handle for _, _, handle in self._tables[find(self._limits, tokens)].bindings()]
+
     def memory(self) -> dict[str, int]:
         """Bytes held: `weights_quantized` and `weights_dense` as loaded, `weights_packed` copies made for rows that
         read a form of their own, `rotary_table`."""
@@ -198,15 +206,18 @@ class Decoder:
 
     def observe(self, observer: Observer | None) -> None:
         """Send every op call through `observer.call(op_id, row_name, fn, args, kwargs)`; None ends it, at no cost."""
+        self.observed = observer is not None
         wrap: Wrap = _bare if observer is None else partial(_observed, observer)
         self._first_norm = self._model.layers[0].norms["attn_norm"]
         self._plans = [self._plan(i, table, wrap) for i, table in enumerate(self._tables)]
 
     def _plan(self, bucket: int, table: OpTable, wrap: Wrap) -> _Plan:
         model = self._model
-        binding = _Binding(self.config, bucket, table, wrap)
+        binding = _Binding(self.config, bucket, table, wrap, self._ranks)
         rows, scheme = model.embedding.data, model.embedding.scheme
         embed: Call = partial(wrap(table.embedding), weight=rows, dtype=self.activation_dtype, scheme=scheme)
+        if self._ranks is not None:
+            embed = self._ranks.embedded(embed, model.embedding.shape[0])
         if table.embedding_scale is not None:
             # Rounded to the activations' dtype, as the model was trained.
             factor = torch.tensor(self.config.hidden_size**0.5, dtype=self.activation_dtype).item()
@@ -231,7 +242,7 @@ class Decoder:
             activation=None if table.activation is None else wrap(table.activation),
             decode=tuple(decode),
             prefill=tuple(prefill),
-            head=binding.linear(model.head),
+            head=binding.head(model.head),
         )
 
 
@@ -243,10 +254,15 @@ class _Binding:
     bucket: int
     table: OpTable
     wrap: Wrap
+    ranks: Ranks | None
 
     def linear(self, linear: PackedLinear) -> Call:
         handle, form = linear.choices[self.bucket]
         return partial(self.wrap(handle), weight=form, bias=linear.bias, scheme=linear.scheme)
+
+    def head(self, linear: PackedLinear) -> Call:
+        call = self.linear(linear)
+        return call if self.ranks is None else self.ranks.gathered(call, self.config.vocab_size)
 
     def attention(self, rows: dict[int, Selected], window: int) -> Call:
         row, softcap = self.wrap(rows[window]), self.config.attention_softcap
@@ -261,11 +277,11 @@ class _Binding:
             k_norm=self._head_norm(norms.get("k_norm")),
             cos_sin=cos_sin,
             attend=attend,
-            o=self._normed(linears["o"], norms.get("post_attn_norm")),
+            o=self._summed(linears["o"], norms.get("post_attn_norm")),
             ffn_norm=norms["ffn_norm"],
             gate_up=linears.get("gate_up"),
-            down=self._normed(linears["down"], behind) if "down" in linears else None,
-            experts=self._normed(self._experts(layer.experts, linears["router"]), behind) if layer.experts else None,
+            down=self._summed(linears["down"], behind) if "down" in linears else None,
+            experts=self._summed(self._experts(layer.experts, linears["router"]), behind) if layer.experts else None,
             next_norm=next_norm,
         )
 
@@ -274,7 +290,10 @@ class _Binding:
             return None
         return partial(self.wrap(self.table.head_norm), weight=weight, eps=self.config.rms_norm_eps)
 
-    def _normed(self, call: Call, weight: Tensor | None) -> Call:
+    def _summed(self, call: Call, weight: Tensor | None) -> Call:
+        """What adds to the residual: summed over the ranks, then, where `weight` is a norm's, normalised."""
+        if self.ranks is not None:
+            call = self.ranks.summed(call)
         if weight is None:
             return call
         norm, eps = self.wrap(self.table.rmsnorm), self.config.rms_norm_eps

@@ -43,6 +43,7 @@ class MockDecoder:
 
     device = torch.device("cpu")
     activation_dtype = torch.float32
+    observed = False
 
     def __init__(self, logits_of: LogitsOf, config: MockConfig | None = None) -> None:
         self.config = MockConfig() if config is None else config
@@ -62,10 +63,16 @@ class MockDecoder:
         assert meta.cu_seqlens_q[0] == 0
         assert meta.cu_seqlens_q[-1] == tokens
         assert meta.decode == (tokens == sequences)
-        slots = meta.slot_mapping.numpy()
-        assert len(set(slots.tolist())) == tokens, "two tokens share a slot"
+        slots, real = meta.slot_mapping.numpy(), sequences
+        if meta.decode:  # rows of padding come last, have no length and belong on the null page
+            real = int((meta.seq_lens > 0).sum())
+            assert (meta.seq_lens[:real] > 0).all()
+            assert (slots[real:] == 0).all(), "padding is written to a slot that may be a request's"
+            assert meta.positions[real:].tolist() == [0] * (sequences - real), "padding has positions of an old batch"
+        living = slots[: tokens - (sequences - real)]
+        assert len(set(living.tolist())) == len(living), "two tokens share a slot"
         for k_cache, v_cache in kv:
-            assert slots.min() >= k_cache.shape[1], "a token is written to the null page"
+            assert living.min() >= k_cache.shape[1], "a token is written to the null page"
             where = (slots // k_cache.shape[1], slots % k_cache.shape[1], 0, 0)
             k_cache.numpy()[where], v_cache.numpy()[where] = input_ids.numpy(), meta.positions.numpy()
         self._histories = []
@@ -86,7 +93,7 @@ class MockDecoder:
             positions = all_positions[pages].reshape(-1)[:length].astype(int).tolist()
             assert positions == list(range(length)), "the block table leads to another sequence's slots"
             for position in meta.positions[offsets[i] : offsets[i + 1]].tolist():
-                assert position < length
+                assert position < length or length == 0
                 histories.append(keys[: position + 1])
         return histories
 
@@ -98,6 +105,9 @@ class MockDecoder:
         return logits
 
     def bindings(self) -> list[tuple[str, str, object]]:
+        return []
+
+    def handles(self, tokens: int) -> list[object]:
         return []
 
     def memory(self) -> dict[str, int]:
