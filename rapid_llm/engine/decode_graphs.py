@@ -34,10 +34,9 @@ OBSERVED: Final = "the step's ops are being timed one by one"
 
 @dataclass(slots=True)
 class GraphReport:
-    """captured: padded batches that run as a graph. steps: by graph, or padded where there is no capture. ahead: those of
-    them that were enqueued before the step before was done. eager: steps
-    that ran call by call, by reason, those of prefill among them. refused: padded batches that never run as a graph,
-    and why."""
+    """captured: padded batches that run as a graph. steps: by graph, or padded where there is no capture. ahead: those
+    of them that were enqueued before the step before was done. eager: steps that ran call by call, by reason, those of
+    prefill among them. refused: padded batches that never run as a graph, and why."""
 
     captured: list[int] = field(default_factory=list)
     steps: int = 0
