@@ -100,8 +100,8 @@ class Decoder:
     binds each op's row; `dispatch`, unless rows are to be compared. max_model_len: the longest sequence to be served,
     by which rotary scaling that depends on a length ("dynamic", LongRoPE) is chosen; the trained context by default.
     kv_dtype: of the cache, where it is not the activations'. ranks: where config and weights are one rank's part of a
-    model (`parallel.Shard`), what it exchanges with the others. Choosing rows and packing weights for them happens here,
-    once; `forward` and `compute_logits` only call.
+    model (`parallel.Shard`), what it exchanges with the others. Choosing rows and packing weights for them happens
+    here, once; `forward` and `compute_logits` only call.
 
     Raises `ValueError` for an unknown dtype or weights of another dtype, and dispatch's errors where an op has no row.
     """
@@ -197,6 +197,14 @@ class Decoder:
     def handles(self, tokens: int) -> list[Selected]:
         """Every row that a step of `tokens` tokens may call."""
         return [handle for _, _, handle in self._tables[find(self._limits, tokens)].bindings()]
+
+    def weight_bytes(self, tokens: int) -> tuple[int, int]:
+        """What a step of `tokens` tokens reads at least: (every dense weight and the head once, all experts), in bytes.
+
+        A matrix counts as it was loaded, or as the form that its row reads where that is smaller. Of the experts a step
+        reads those that its tokens choose; of the embedding, a row for each token.
+        """
+        return self._model.read_bytes(find(self._limits, tokens))
 
     def memory(self) -> dict[str, int]:
         """Bytes held: `weights_quantized` and `weights_dense` as loaded, `weights_packed` copies made for rows that

@@ -21,11 +21,17 @@ from .weights import ModelWeights, Weight
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
-    """One linear layer: for each bucket, the row's handle and the weight in the form that it reads."""
+    """One linear layer: for each bucket, the row's handle and the weight in the form that it reads. nbytes: of the
+    matrix as it was loaded."""
 
     scheme: str
     bias: Tensor | None
     choices: tuple[tuple[Selected, Any], ...]
+    nbytes: int
+
+    def read_bytes(self, bucket: int) -> int:
+        """The least that a call reads of the matrix: what was loaded, or the row's own form where that is smaller."""
+        return min(self.nbytes, _held([self.choices[bucket][1]], set()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +52,14 @@ class PackedModel:
     layers: tuple[PackedLayer, ...]
     final_norm: Tensor
     head: PackedLinear
+
+    def read_bytes(self, bucket: int) -> tuple[int, int]:
+        """(every weight that a step reads once however many tokens it has, the experts), the embedding in neither."""
+        vectors = [self.final_norm, *(norm for layer in self.layers for norm in layer.norms.values())]
+        linears = [self.head, *(linear for layer in self.layers for linear in layer.linears.values())]
+        vectors += [linear.bias for linear in linears if linear.bias is not None]
+        every = sum(linear.read_bytes(bucket) for linear in linears) + sum(int(v.nbytes) for v in vectors)
+        return every, sum(int(t.nbytes) for layer in self.layers for t in layer.experts or ())
 
     def memory(self) -> dict[str, int]:
         """Bytes held: `weights_quantized` and `weights_dense` as loaded, `weights_packed` copies for rows that read a
@@ -110,7 +124,7 @@ def _pack(weight: Weight, bias: Tensor | None, tables: Sequence[OpTable]) -> Pac
         if form not in forms:
             forms[form] = handle.prepack(weight.data)
         choices.append((handle, forms[form]))
-    return PackedLinear(weight.scheme, bias, tuple(choices))
+    return PackedLinear(weight.scheme, bias, tuple(choices), weight.nbytes)
 
 
 def _raw_forms(linears: Iterable[PackedLinear]) -> Iterator[tuple[str, Any]]:

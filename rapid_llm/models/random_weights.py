@@ -11,9 +11,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from rapid_llm.kernels.ops.block_formats import row_bytes
+
 from .config import ModelConfig
 from .quant import UNQUANTIZED
 from .quantize import QUANTIZATIONS, quantize, scheme_for
+from .shapes import matrices, vectors
 from .weights import ExpertWeights, LayerWeights, ModelWeights, Weight
 
 STD: Final = 0.02
@@ -33,6 +36,20 @@ def random_weights(
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise ValueError(f"quantization={quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
     return _Maker(config, device, dtype, seed, quantization).make()
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, quantization: str | None = None) -> int:
+    """Bytes of what `random_weights` makes, without making it. A tied head is counted once."""
+    total = sum(count * size * _vector_type(name, dtype).itemsize for name, count, size in vectors(config))
+    for name, count, rows, columns in matrices(config):
+        divided = quantization if name in ("qkv", "o", "gate_up", "down") else None
+        scheme = None if divided is None else scheme_for(divided, columns)
+        total += count * rows * (columns * dtype.itemsize if scheme is None else row_bytes(columns, scheme))
+    return total
+
+
+def _vector_type(name: str, dtype: torch.dtype) -> torch.dtype:
+    return dtype if name.endswith("_bias") else torch.float32
 
 
 class _Maker:

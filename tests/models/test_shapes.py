@@ -12,7 +12,7 @@ from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.decoder import Decoder
 from rapid_llm.models.errors import UnknownModelError
 from rapid_llm.models.quant import dequantize
-from rapid_llm.models.random_weights import STD, random_weights
+from rapid_llm.models.random_weights import STD, random_weights, weight_bytes
 from rapid_llm.models.shapes import SHAPES, matrices, parameter_count, shape_config
 from rapid_llm.models.weights import ModelWeights
 from tests.models.paged import PagedRunner
@@ -95,7 +95,11 @@ def test_random_weights_are_whole_and_finite(name: str) -> None:
             continue  # a norm
         assert abs(float(tensor.mean())) < 8 * STD / tensor.numel() ** 0.5
         assert float(tensor.std()) == pytest.approx(STD, rel=0.25)
+    assert weight_bytes(config, torch.float32) == sum(t.nbytes for t in held.values())
     decoder = Decoder(config, weights, device=torch.device("cpu"), dtype="float32")
+    own = 0 if config.tie_word_embeddings else weights.embedding.nbytes
+    assert sum(decoder.weight_bytes(1)) == weight_bytes(config, torch.float32) - own
+    assert (decoder.weight_bytes(1)[1] > 0) == (config.num_experts > 0)
     logits = PagedRunner(decoder, 1, 16).logits([(0, list(range(16)))])
     assert bool(torch.isfinite(logits).all())
     assert float(logits.std()) > 0
@@ -130,6 +134,9 @@ def test_quantised_weights_are_those_of_the_same_seed() -> None:
     assert torch.equal(dense.head.data, quantised.head.data)
     weight = quantised.layers[0].qkv
     assert weight.scheme == "int8_channel"
+    assert weight_bytes(config, torch.float32, quantization="int8") == sum(
+        t.nbytes for t in {id(t): t for t in _tensors(quantised)}.values()
+    )
     truth = dense.layers[0].qkv.data
     step = truth.abs().amax(1, keepdim=True) / 127
     assert bool(((dequantize(weight.data, weight.scheme) - truth).abs() <= step * 0.501).all())
