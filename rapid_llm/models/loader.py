@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -14,6 +13,8 @@ from . import checkpoints
 from . import names as naming
 from .config import ModelConfig
 from .errors import TensorSetError, UnsupportedQuantizationError, UnsupportedTensorError
+from .parallel import WHOLE, Cut, Shard
+from .parts import Found, Part
 from .quant import DENSE_TYPES, SCHEMES, UNQUANTIZED, dequantize
 from .quantize import QUANTIZATIONS, quantize, scheme_for
 from .source import TensorSource
@@ -23,27 +24,6 @@ _log = logging.getLogger(__name__)
 
 _PLAIN: Final = frozenset({"float32", "float16", "bfloat16", "float64"})
 _BLOCKS: Final = {ggml: scheme for ggml, scheme in SCHEMES.items() if ggml not in DENSE_TYPES}
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of a fused matrix. at: the tensor's name without `.weight`. heads > 0 undoes the interleaving."""
-
-    at: str
-    rows: int
-    heads: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A part's rows before they are copied. kind: of the tensor, for messages. data: rows that had to be read already;
-    quantised: the tensor is dense, and is to become `scheme`."""
-
-    name: str
-    kind: str
-    scheme: str
-    data: Tensor | None = None
-    quantised: bool = False
 
 
 class Loader:
@@ -58,6 +38,7 @@ class Loader:
         *,
         progress: Progress | None = None,
         quantization: str | None = None,
+        shard: Shard | None = None,
     ) -> None:
         if quantization is not None and quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization={quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
@@ -65,6 +46,7 @@ class Loader:
         self._config = config
         self._device = device
         self._dtype = dtype
+        self._shard = shard
         self._progress = progress
         self._there = frozenset(source.names())
         self._names = naming.find(self._there, config, source.path)
@@ -78,7 +60,7 @@ class Loader:
 
     def load(self) -> ModelWeights:
         config, names = self._config, self._names
-        embedding = self._matrix(names.embedding, config.vocab_size, config.hidden_size)
+        embedding = self._matrix(names.embedding, "embedding", config.vocab_size, config.hidden_size)
         weights = ModelWeights(
             embedding=embedding,
             layers=tuple(map(self._layer, range(config.num_layers))),
@@ -110,6 +92,7 @@ class Loader:
         qkv = self._qkv_parts(number)
         biased = family.qkv_bias or c.attention_bias
         o = self._names.at(number, "o")
+        o_bias = self._bias([Part(o, c.hidden_size, WHOLE)]) if c.attention_bias else None
         sparse = c.has_experts(number)
         return LayerWeights(
             attn_norm=norms["attn_norm"],
@@ -117,45 +100,50 @@ class Loader:
             qkv_bias=self._bias(qkv) if biased else None,
             q_norm=norms.get("q_norm"),
             k_norm=norms.get("k_norm"),
-            o=self._matrix(o, c.hidden_size, c.q_size, self._quantization),
+            o=self._matrix(o, "o", c.hidden_size, c.q_size, self._quantization),
             ffn_norm=norms["ffn_norm"],
             gate_up=None if sparse else self._gate_up(number),
             down=None if sparse else self._down(number),
-            o_bias=self._bias([_Part(o, c.hidden_size)]) if c.attention_bias else None,
+            o_bias=o_bias if o_bias is None or self._shard is None else self._shard.addend(o_bias),
             post_attn_norm=norms.get("post_attn_norm"),
             post_ffn_norm=norms.get("post_ffn_norm"),
             experts=self._experts(number) if sparse else None,
         )
 
-    def _qkv_parts(self, number: int) -> list[_Part]:
+    def _qkv_parts(self, number: int) -> list[Part]:
         c = self._config
         if c.family.fused:
-            return [_Part(self._names.at(number, "qkv"), c.q_size + 2 * c.kv_size)]
+            return [Part(self._names.at(number, "qkv"), c.q_size + 2 * c.kv_size, self._cut("qkv"))]
         permuted = c.family.qk_permuted and self._names.gguf
         q, k, v = (self._names.at(number, part) for part in ("q", "k", "v"))
         return [
-            _Part(q, c.q_size, c.num_heads if permuted else 0),
-            _Part(k, c.kv_size, c.num_kv_heads if permuted else 0),
-            _Part(v, c.kv_size),
+            Part(q, c.q_size, self._cut("q"), c.num_heads if permuted else 0),
+            Part(k, c.kv_size, self._cut("k"), c.num_kv_heads if permuted else 0),
+            Part(v, c.kv_size, self._cut("v")),
         ]
 
     def _gate_up(self, number: int) -> Weight:
         wide, at = self._config.intermediate_size, self._names.at
         if self._config.family.fused:
-            return self._matrix(at(number, "gate_up"), 2 * wide, self._config.hidden_size, self._quantization)
-        parts = [_Part(at(number, part), wide) for part in ("gate", "up")]
+            return self._matrix(
+                at(number, "gate_up"), "gate_up", 2 * wide, self._config.hidden_size, self._quantization
+            )
+        parts = [Part(at(number, part), wide, self._cut(part)) for part in ("gate", "up")]
         return self._fused(parts, self._config.hidden_size, self._quantization)
 
     def _down(self, number: int) -> Weight:
-        c = self._config
-        return self._matrix(self._names.at(number, "down"), c.hidden_size, c.intermediate_size, self._quantization)
+        c, at = self._config, self._names.at(number, "down")
+        return self._matrix(at, "down", c.hidden_size, c.intermediate_size, self._quantization)
 
     # Matrices --------------------------------------------------------------------------------------------------------
 
-    def _matrix(self, at: str, rows: int, columns: int, quantization: str | None = None) -> Weight:
-        return self._fused([_Part(at, rows)], columns, quantization)
+    def _cut(self, part: str) -> Cut:
+        return WHOLE if self._shard is None else self._shard.cut(part)
 
-    def _fused(self, parts: Sequence[_Part], columns: int, quantization: str | None = None) -> Weight:
+    def _matrix(self, at: str, part: str, rows: int, columns: int, quantization: str | None = None) -> Weight:
+        return self._fused([Part(at, rows, self._cut(part))], columns, quantization)
+
+    def _fused(self, parts: Sequence[Part], columns: int, quantization: str | None = None) -> Weight:
         """The rows of several tensors in one matrix; quantization: what dense ones are quantised to."""
         self._refuse_incomplete([f"{part.at}.weight" for part in parts if not self._quantised_parts(part.at)])
         found = [self._find(part, columns, quantization) for part in parts]
@@ -164,42 +152,44 @@ class Loader:
         if mixed:
             self._mixed.append(" + ".join(f"{rows.name} {rows.kind}" for rows in found))
         scheme = UNQUANTIZED if mixed else schemes[0]
-        total = sum(part.rows for part in parts)
+        shapes = [part.cut.shape(part.rows, columns) for part in parts]
+        total = sum(count for count, _ in shapes)
         data, at = torch.empty(0), 0
-        for part, of_part in zip(parts, found, strict=True):
-            rows = self._data(of_part)
+        for part, of_part, (count, _) in zip(parts, found, shapes, strict=True):
+            rows = part.cut(self._data(of_part), of_part.scheme, of_part.name)
             if of_part.scheme != scheme:
                 rows = dequantize(rows, of_part.scheme)
             if at == 0:
                 dtype = self._dtype if scheme == UNQUANTIZED else torch.uint8
                 data = torch.empty((total, rows.shape[1]), dtype=dtype, device=self._device)
-            target = data[at : at + part.rows]
+            target = data[at : at + count]
             if part.heads:
-                target.view(part.heads, 2, -1, data.shape[1]).copy_(unpermute(rows, part.heads))
+                heads = part.heads * count // part.rows
+                target.view(heads, 2, -1, data.shape[1]).copy_(unpermute(rows, heads))
             else:
                 target.copy_(rows)
-            at += part.rows
-        return Weight(data, scheme, (total, columns))
+            at += count
+        return Weight(data, scheme, (total, shapes[0][1]))
 
-    def _find(self, part: _Part, columns: int, quantization: str | None) -> _Found:
+    def _find(self, part: Part, columns: int, quantization: str | None) -> Found:
         """What there is of a part, and the scheme that its rows will have."""
         shape = (part.rows, columns)
         weight = self._read(part.at, shape)
         if weight is not None:
             kind = "dense" if weight.scheme == UNQUANTIZED else weight.scheme
-            return _Found(part.at, kind, weight.scheme, weight.data)
+            return Found(part.at, kind, weight.scheme, weight.data)
         name = self._take(f"{part.at}.weight", shape)
         scheme, kind = self._scheme(name), self._source.dtype(name)
         if quantization is None or scheme != UNQUANTIZED:
-            return _Found(name, kind, scheme)
+            return Found(name, kind, scheme)
         wanted = scheme_for(quantization, columns)
         if wanted is None:
             self._unfit.append(f"{name} {shape}")
-            return _Found(name, kind, scheme)
+            return Found(name, kind, scheme)
         self._quantised += 1
-        return _Found(name, wanted, wanted, quantised=True)
+        return Found(name, wanted, wanted, quantised=True)
 
-    def _data(self, found: _Found) -> Tensor:
+    def _data(self, found: Found) -> Tensor:
         """The rows, in the form of their scheme."""
         if found.data is not None:
             return found.data
@@ -256,7 +246,7 @@ class Loader:
                 f"{self._source.path}: tensor '{name}' is missing, and the configuration has tie_word_embeddings = "
                 "false; set it to true if the head is the embedding table, or convert the model again"
             )
-        head = self._matrix(self._names.head, c.vocab_size, c.hidden_size)
+        head = self._matrix(self._names.head, "head", c.vocab_size, c.hidden_size)
         if not c.tie_word_embeddings:
             return head
         same = head.scheme == embedding.scheme and torch.equal(head.data, embedding.data)
@@ -272,36 +262,39 @@ class Loader:
 
     def _experts(self, number: int) -> ExpertWeights:
         c = self._config
-        count, wide, hidden = c.num_experts, c.expert_size, c.hidden_size
+        count, hidden = c.num_experts, c.hidden_size
+        wide = self._cut("experts_gate").shape(c.expert_size, hidden)[0]
         gate_up = torch.empty((count, 2 * wide, hidden), dtype=self._dtype, device=self._device)
         down = torch.empty((count, hidden, wide), dtype=self._dtype, device=self._device)
         places = {"gate": gate_up[:, :wide], "up": gate_up[:, wide:], "down": down}
         if self._names.expert:
             for part, place in places.items():
                 for expert in range(count):
-                    self._fill_expert(self._names.of_expert(number, part, expert), place[expert])
+                    self._fill_expert(self._names.of_expert(number, part, expert), f"experts_{part}", place[expert])
         elif self._names.gguf:
             for part, place in places.items():
-                self._fill(f"{self._names.at(number, f'experts_{part}')}.weight", place)
+                name = f"experts_{part}"
+                self._fill(f"{self._names.at(number, name)}.weight", name, place)
         else:
-            self._fill(self._names.at(number, "experts_gate_up"), gate_up)
-            self._fill(self._names.at(number, "experts_down"), down)
-        router = self._matrix(self._names.at(number, "router"), count, hidden)
+            for name, place in (("experts_gate_up", gate_up), ("experts_down", down)):
+                self._fill(self._names.at(number, name), name, place)
+        router = self._matrix(self._names.at(number, "router"), "router", count, hidden)
         return ExpertWeights(router, gate_up, down)
 
-    def _fill_expert(self, at: str, place: Tensor) -> None:
-        weight = self._read(at, (place.shape[0], place.shape[1]))
+    def _fill_expert(self, at: str, part: str, place: Tensor) -> None:
+        weight = self._read(at, self._expert_shape(part))
         if weight is None:
-            self._fill(f"{at}.weight", place)
+            self._fill(f"{at}.weight", part, place)
             return
-        dense = weight.scheme == UNQUANTIZED
-        place.copy_(weight.data if dense else dequantize(weight.data, weight.scheme))
+        rows = self._cut(part)(weight.data, weight.scheme, at)
+        place.copy_(rows if weight.scheme == UNQUANTIZED else dequantize(rows, weight.scheme))
         self._dense_experts.append(at)
 
-    def _fill(self, name: str, place: Tensor) -> None:
-        """Copy a tensor, of one expert or of all, to its place, as dense numbers."""
-        self._take(name, tuple(place.shape))
-        scheme, rows = self._scheme(name), self._source.data(name)
+    def _fill(self, name: str, part: str, place: Tensor) -> None:
+        """Copy what is kept of a tensor, of one expert or of all, to its place, as dense numbers."""
+        self._take(name, (*place.shape[:-2], *self._expert_shape(part)))
+        scheme = self._scheme(name)
+        rows = self._cut(part)(self._source.data(name), scheme, name)
         if scheme == UNQUANTIZED:
             place.copy_(rows)
             return
@@ -309,17 +302,24 @@ class Loader:
         for target, blocks in zip(_matrices(place), _matrices(rows), strict=True):
             target.copy_(dequantize(blocks, scheme))
 
+    def _expert_shape(self, part: str) -> tuple[int, int]:
+        """(rows, columns) of a part of one whole expert."""
+        wide, hidden = self._config.expert_size, self._config.hidden_size
+        return (hidden, wide) if part == "experts_down" else (wide * (1 + (part == "experts_gate_up")), hidden)
+
     # Vectors ---------------------------------------------------------------------------------------------------------
 
     def _norm(self, at: str, size: int) -> Tensor:
         weight = self._vector(f"{at}.weight", size, torch.float32)
         return weight.add_(1.0) if self._config.family.norm_offset and not self._names.gguf else weight
 
-    def _bias(self, parts: Sequence[_Part]) -> Tensor:
+    def _bias(self, parts: Sequence[Part]) -> Tensor:
         found = []
         for part in parts:
-            bias = self._vector(f"{part.at}.bias", part.rows, self._dtype)
-            found.append(unpermute(bias.view(-1, 1), part.heads).reshape(-1) if part.heads else bias)
+            whole = self._vector(f"{part.at}.bias", part.rows, self._dtype)
+            bias = part.cut.vector(whole)
+            heads = part.heads * len(bias) // part.rows
+            found.append(unpermute(bias.view(-1, 1), heads).reshape(-1) if heads else bias)
         return torch.cat(found)
 
     def _vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torch import Tensor
 from .config import ModelConfig
 from .gguf import GGUFFile
 from .source import TensorSource
+
+if TYPE_CHECKING:
+    from .parallel import Shard
 
 Progress = Callable[[int, int], None]
 """(tensors read, tensors in all)."""
@@ -100,12 +104,14 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     quantization: str | None = None,
+    shard: Shard | None = None,
 ) -> ModelWeights:
     """Read every tensor of `source` on to `device`; dense matrices and biases become `dtype`, the activations' dtype.
 
     progress: called behind each tensor. quantization: what the dense matrices of layers are quantised to (`int8`,
     `int4` or `fp8`, see `quantize`); embedding, head, router and experts stay as they are. A checkpoint that is
-    quantised already is read as its `config.quantization` says (`checkpoints`).
+    quantised already is read as its `config.quantization` says (`checkpoints`). shard: the part to keep, of a model of
+    which `config` is the whole; of plain numbers and blocks nothing else is read.
 
     A fused group whose parts are of different types (a q8_0 v beside q4_0 q and k) is kept dense, in `dtype`, which is
     what the ops compute with such a weight anyway; so are quantised experts; one warning says how many. A head in the
@@ -121,7 +127,7 @@ def load_weights(
         from .gguf_source import GGUFSource
 
         source = GGUFSource(source)
-    return Loader(source, config, device, dtype, progress=progress, quantization=quantization).load()
+    return Loader(source, config, device, dtype, progress=progress, quantization=quantization, shard=shard).load()
 
 
 def unpermute(rows: Tensor, heads: int) -> Tensor:
