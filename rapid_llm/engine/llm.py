@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,38 +10,34 @@ from typing import Any
 import torch
 
 from rapid_llm.kernels import Selected
+from rapid_llm.kernels.ops.gemm.linear_cublas import keep_full_sums
 from rapid_llm.kernels.preparation import PrepareReport, Progress, prepare
 from rapid_llm.models.hub import DEFAULT_MODEL
-from rapid_llm.platform import default_threads
 
-from .batch import BatchBuilder
+from .assembly import Sizes, affordable, assemble, context_of, graphs_line, scheduler_of, use_threads
 from .clock import now
 from .core import Engine, EngineError
-from .decode_graphs import DecodeGraphs, GraphReport
+from .decode_graphs import GraphReport
 from .explain import EngineExplanation
 from .grammar import Constraint, Grammars
 from .host_memory import keep_freed_memory
 from .job import Job
-from .kv_memory import allocate, bytes_per_token, choose_tokens, free_memory
+from .kv_memory import bytes_per_token, choose_tokens, free_memory
 from .kv_pool import KVPool
 from .loading import load, resolve_device
-from .options import BATCH_TOKENS, DEFAULTS, DETERMINISTIC_CHUNK, PAGE_SIZE, EngineOptions
+from .options import DEFAULTS, PAGE_SIZE, EngineOptions
 from .outputs import RequestOutput, TextDelta
 from .params import SamplingParams
-from .prefix import PrefixCache
 from .prompts import ParsedPrompt, Prompt, check_length, check_salt, params_for, parse_prompt, parse_prompts
 from .runner import Model, Runner
 from .sampler import Sampler, request_key
-from .scheduler import Scheduler
-from .speculation import NgramDrafter, Speculation
+from .speculation import Speculation
 from .stats import Stats
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 from .warmup import steps
 
 Message = Mapping[str, Any]
-
-_log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -91,7 +86,7 @@ class LLM:
             cuda_graphs=cuda_graphs,
         )
         target = resolve_device(options.device)
-        _use_threads(options, target)
+        use_threads(options, target)
         self._set_up(*load(model, options, target), options)
 
     @classmethod
@@ -99,7 +94,7 @@ class LLM:
         """An engine around a decoder and a tokenizer of your own; options as in `LLM`, but for dtype and device."""
         self = cls.__new__(cls)
         checked = EngineOptions(**options)
-        _use_threads(checked, decoder.device)
+        use_threads(checked, decoder.device)
         self._set_up(decoder, tokenizer, checked)
         return self
 
@@ -108,47 +103,33 @@ class LLM:
         self.options = options
         self.tokenizer = tokenizer
         self.device = device
-        context = _context(options.max_model_len, config.max_model_len)
+        context = context_of(options.max_model_len, config.max_model_len)
         self.threads = torch.get_num_threads()
         token_bytes = bytes_per_token(config, decoder.activation_dtype)
         tokens = choose_tokens(options.kv_cache_tokens, context, token_bytes, free_memory(device))
-        self.max_model_len = context if options.kv_cache_tokens is not None else _affordable(options, context, tokens)
+        self.max_model_len = context if options.kv_cache_tokens is not None else affordable(options, context, tokens)
         self.kv_cache_tokens = tokens
         self._kv_bytes = tokens * token_bytes
         pool = KVPool(tokens // PAGE_SIZE + 1, PAGE_SIZE)
-        scheduler = _scheduler(pool, options, device.type)
+        scheduler = scheduler_of(pool, options, device.type)
         max_batch_tokens, max_running = scheduler.max_batch_tokens, scheduler.max_running
         guesses = 0 if options.speculation is None else options.speculation.num_tokens
-        self._max_rows = max_rows = min(max_running * (1 + guesses), max_batch_tokens)
-        builder = BatchBuilder(
-            max_tokens=max_batch_tokens,
-            max_sequences=max_running,
-            max_rows=max_rows,
-            max_pages=min(pool.usable_pages, pool.pages_for(self.max_model_len)),
-            page_size=PAGE_SIZE,
-            device=device,
-        )
+        self._max_rows = min(max_running * (1 + guesses), max_batch_tokens)
         # A table with more rows than the tokenizer has ids is padded; the rest must never be sampled.
         self._vocab_size = min(tokenizer.vocab_size, config.vocab_size)
-        self._sampler = Sampler(self._vocab_size, device, max_rows)
+        max_pages = min(pool.usable_pages, pool.pages_for(self.max_model_len))
+        sizes = Sizes(pool.num_pages, max_batch_tokens, max_running, self._max_rows, max_pages, self._vocab_size)
+        self._kv, builder, self._graphs = assemble(decoder, sizes, options)
+        self._sampler = Sampler(self._vocab_size, device, self._max_rows)
         self._grammars = Grammars(tokenizer)
-        self._kv = allocate(config, pool.num_pages, decoder.activation_dtype, device)
         self._decoder = decoder
-        self._graphs = None
-        if options.cuda_graphs == "padded" or (options.cuda_graphs == "auto" and device.type == "cuda"):
-            self._graphs = DecodeGraphs(
-                decoder,
-                self._kv,
-                max_sequences=max_running,
-                max_pages=min(pool.usable_pages, pool.pages_for(self.max_model_len)),
-                page_size=PAGE_SIZE,
-                captures=options.cuda_graphs == "auto",
-            )
         self._engine = Engine(scheduler, Runner(decoder, self._kv, builder, self._sampler, self._graphs))
         self._serial = itertools.count()
         self._chat_template: ChatTemplate | None = None
         if device.type == "cpu":
             keep_freed_memory()
+        else:
+            keep_full_sums()
 
     def generate(
         self,
@@ -217,7 +198,7 @@ class LLM:
             "step": f"at most {self._engine.scheduler.max_batch_tokens} tokens, "
             f"{self._engine.scheduler.max_running} requests",
             "deterministic": self.options.deterministic,
-            "decode graphs": _graphs_line(self._graphs),
+            "decode graphs": graphs_line(self._graphs),
             "prefix cache": "on" if self.options.enable_prefix_caching else "off",
             "speculative": "off" if self.options.speculation is None else str(self.options.speculation),
         }
@@ -348,64 +329,6 @@ class LLM:
             self._engine.abort([job])
 
 
-def _affordable(options: EngineOptions, context: int, tokens: int) -> int:
-    """The context that a cache sized by the free memory can hold: shortened, aloud, unless it was asked for."""
-    if tokens >= context:
-        return context
-    if options.max_model_len is not None:
-        raise ValueError(
-            f"max_model_len={context} needs a key/value cache of as many tokens and the free memory holds {tokens}: "
-            "lower max_model_len, free memory, or set kv_cache_tokens"
-        )
-    _log.warning("the free memory holds %d tokens of key/value cache: the context is that, not %d", tokens, context)
-    return tokens
-
-
-def _scheduler(pool: KVPool, options: EngineOptions, device_type: str) -> Scheduler:
-    """What plans the steps, as the options have it."""
-    max_running = 1 if options.deterministic else options.max_running
-    budget = options.max_batch_tokens
-    if budget is None:
-        budget = max(BATCH_TOKENS[device_type], max_running)
-    grid = _grid(min(budget, DETERMINISTIC_CHUNK[device_type])) if options.deterministic else None
-    prefix = PrefixCache(pool, grid and max(grid, PAGE_SIZE)) if options.enable_prefix_caching else None
-    drafter = None if options.speculation is None else NgramDrafter(options.speculation)
-    return Scheduler(pool, max_batch_tokens=budget, max_running=max_running, prefix=prefix, drafter=drafter, grid=grid)
-
-
-def _grid(most: int) -> int:
-    """The largest chunk of at most `most` tokens that is a multiple of a page, or of which a page is a multiple."""
-    if most >= PAGE_SIZE:
-        return most // PAGE_SIZE * PAGE_SIZE
-    return max(size for size in range(1, most + 1) if PAGE_SIZE % size == 0)
-
-
-def _use_threads(options: EngineOptions, device: torch.device) -> None:
-    """Torch's threads are the process's; a GPU engine leaves them alone unless asked."""
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    elif device.type == "cpu":
-        torch.set_num_threads(default_threads())
-
-
-def _graphs_line(graphs: DecodeGraphs | None) -> str:
-    if graphs is None:
-        return "off"
-    report = graphs.report
-    parts = [f"{report.steps} steps, batches {sorted(report.captured)}"]
-    parts += [f"{count} steps call by call: {reason}" for reason, count in report.eager.most_common()]
-    parts += [f"never for a batch of {size}: {reason}" for size, reason in sorted(report.refused.items())]
-    return "; ".join(parts)
-
-
 def _raise_failure(job: Job) -> None:
     if job.failure is not None:
         raise EngineError(f"a step failed in another thread: {job.failure}") from job.failure
-
-
-def _context(asked: int | None, trained: int) -> int:
-    if asked is None:
-        return trained
-    if asked > trained:
-        raise ValueError(f"max_model_len={asked} exceeds the {trained} tokens that this model was trained for")
-    return asked
