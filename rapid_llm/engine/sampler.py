@@ -90,6 +90,9 @@ class Sampler:
         self._bound: dict[int, tuple[Selected, Callable[..., Tensor]]] = {}
         self._observer: Any = None
         self._on_cpu = device.type == "cpu"
+        self._greedy: dict[int, tuple[Tensor, Tensor]] = {}
+        """Parameters of batches that are greedy throughout, by their rows: the same in every step, so uploaded once."""
+        self._side = None if self._on_cpu else torch.cuda.Stream(device)
         self._real = torch.zeros(4, max_rows, dtype=torch.float32)
         self._top_k = torch.zeros(max_rows, dtype=torch.int32)
         self._edit = LogitEditor(device)
@@ -108,16 +111,28 @@ class Sampler:
         tokens = self._draw(logits, requests)
         if self._on_cpu:
             return Drawn(self, tokens, tokens, None, logprobs, wanted, requests)
-        # Copied in the stream's order, so that the host can wait for these tokens while later steps run.
-        on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record(torch.cuda.current_stream(self._device))
+        # Copied on a stream of their own: neither does the next step wait for the copy, nor the host for that step.
+        on_host, done = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True), torch.cuda.Event()
+        assert self._side is not None
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            on_host.copy_(tokens, non_blocking=True)
+            done.record()
         return Drawn(self, tokens, on_host, done, logprobs, wanted, requests)
 
     def _draw(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
+        reals, ks = self._parameters(requests)
+        temperature, top_p, min_p, draws = reals.unbind(0)
+        return self._row(len(requests))[1](logits, temperature, ks, top_p, min_p, draws)
+
+    def _parameters(self, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+        """(4, rows) temperature, top_p, min_p and random number, and (rows,) top_k, on the device."""
         count = len(requests)
+        plain = not self._on_cpu and all(request.params.greedy for request in requests)
+        if plain and count in self._greedy:
+            return self._greedy[count]
         if self._on_cpu:
-            reals, ks = self._real, self._top_k
+            reals, ks = self._real[:, :count], self._top_k[:count]
         else:  # of its own for each call: the copies of the last one may still wait for the device
             reals = torch.empty(4, count, dtype=torch.float32, pin_memory=True)
             ks = torch.empty(count, dtype=torch.int32, pin_memory=True)
@@ -133,8 +148,9 @@ class Sampler:
                 top_k[i] = params.top_k
         if not self._on_cpu:
             reals, ks = reals.to(self._device, non_blocking=True), ks.to(self._device, non_blocking=True)
-        temperature, top_p, min_p, draws = reals[:, :count].unbind(0)
-        return self._row(count)[1](logits, temperature, ks[:count], top_p, min_p, draws)
+        if plain:
+            self._greedy[count] = reals, ks
+        return reals, ks
 
     def rehearse(self, logits: Tensor) -> None:
         """Draw from `logits` for nobody: the call that `__call__` makes, for the sake of the kernels it launches."""

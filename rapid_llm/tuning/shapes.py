@@ -43,6 +43,7 @@ class ModelSizes:
 MODELS: Final = MappingProxyType(
     {
         "smollm2-135m": ModelSizes(576, 1536, 9, 3, 64, 49152),
+        "llama3.2-1b": ModelSizes(2048, 8192, 32, 8, 64, 128256),
         "llama3-8b": ModelSizes(4096, 14336, 32, 8, 128, 128256),
     }
 )

@@ -189,6 +189,19 @@ register(
 
 register(
     KernelSpec(
+        name="torch/linear",
+        op="linear",
+        backend="torch",
+        target="rapid_llm.kernels.ops.gemm.linear_cublas:linear",
+        available="rapid_llm.kernels.ops.gemm.linear_cublas:available",
+        devices=("cuda",),
+        dtypes=("fp32", "bf16", "fp16"),
+        schemes=("unquantized",),
+    ),
+)
+
+register(
+    KernelSpec(
         name="deepgemm/linear",
         op="linear",
         backend="deepgemm",
