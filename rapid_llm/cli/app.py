@@ -11,6 +11,7 @@ from .app_author import author
 from .app_cache import cache
 from .app_generate import Model, Threads, speak
 from .app_models import models
+from .app_serve import offer
 from .app_tune import tune
 from .declare import Json
 from .declare import example as _example
@@ -20,6 +21,7 @@ from .support import guarded
 app = _group("LLM inference in which every operator is a declared, verified and measured choice.")
 kernels = _group("Implementations of each operator: which there are, which runs.")
 speak(app)
+offer(app)
 author(kernels)
 tune(kernels)
 app.add_typer(kernels, name="kernels")

@@ -63,6 +63,8 @@ _OPTIONS: Final = (
     *("dtype", "device", "model", "scheme", "backend"),
     *("min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
     *("logprobs", "prompt_logprobs"),
+    *("kv_cache_tokens", "max_running", "max_batch_tokens", "max_concurrent_requests", "max_body_bytes"),
+    *("shutdown_timeout", "stall_timeout", "tool_format"),
 )
 _WORDINGS: Final = (
     (rf"\b({'|'.join(_OPTIONS)})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} "),

@@ -75,7 +75,7 @@ class Engine:
         self.scheduler = scheduler
         self.totals = StepTotals()
         self.step_hook: StepHook | None = None
-        self._runner = runner
+        self.runner = runner
         self._inbox: deque[tuple[str, Job]] = deque()
         self._jobs: dict[Request, Job] = {}
         self._unfinished: dict[str, list[int]] = {}
@@ -183,7 +183,7 @@ class Engine:
 
     def _compute(self, chunks: Sequence[Chunk]) -> StepFigures:
         started = now()
-        return self._complete(self._runner.launch(chunks), started)
+        return self._complete(self.runner.launch(chunks), started)
 
     def _complete(self, flight: Flight, started: float) -> StepFigures:
         """Wait for a step, having enqueued the one behind it where that is known already, and hand out its results."""
@@ -223,7 +223,7 @@ class Engine:
         if not flight.graphed or self.step_hook is not None or self._inbox:
             return None
         chunks = self.scheduler.ahead(flight.chunks)
-        return self._runner.launch_behind(flight, chunks) if chunks else None
+        return self.runner.launch_behind(flight, chunks) if chunks else None
 
     def _verify(self, chunk: Chunk, choices: Sequence[Choice], time: float) -> int:
         """Give a request the choices behind its guesses, up to the first that differs from its guess; how many."""

@@ -124,6 +124,14 @@ class Runner:
             logits = self.graphs.logits(chunks, ahead=True)
             return Flight(chunks, [], self._sampler.draw(logits, [c.request.ahead(1) for c in chunks]), True)
 
+    def hidden_states(self, chunks: Sequence[Chunk]) -> Tensor:
+        """(tokens, hidden) final hidden states of the chunks, in their order, with nothing sampled."""
+        with torch.inference_mode():
+            batch = self._builder.build(chunks)
+            hidden = self._model.forward(batch.input_ids, batch.meta, self._kv)
+        self._wait()
+        return hidden
+
     def _launch_calls(self, chunks: Sequence[Chunk]) -> Flight:
         with torch.inference_mode():
             batch = self._builder.build(chunks)

@@ -1,0 +1,90 @@
+"""`rapid-llm serve`: a model over HTTP until a signal ends it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .generate import make_llm
+from .support import BAD, USAGE, fail, usage
+
+if TYPE_CHECKING:
+    from rapid_llm.engine.llm import LLM
+
+INSTALL: Final = "pip install 'rapid-llm[serve]'"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOCAL: Final = ("127.0.0.1", "localhost", "::1")
+
+
+def run(
+    *,
+    model: str | None,
+    names: Sequence[str] | None,
+    host: str,
+    port: int,
+    engine: Mapping[str, Any],
+    server: Mapping[str, Any],
+    log_level: str,
+) -> None:
+    """Check everything that can be checked, take the port, load the model, serve. Nothing is loaded for a mistake."""
+    if log_level not in LOG_LEVELS:
+        fail(f"--log-level {log_level!r} is not known; use one of {', '.join(LOG_LEVELS)}", USAGE)
+    if not 0 <= port <= 65535:
+        fail(f"--port {port} is no port; use 0 to 65535", USAGE)
+    try:
+        from rapid_llm.server.run import Server, bind
+        from rapid_llm.server.service import ServerOptions
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "rapid_llm":
+            raise
+        fail(f"the server needs the package {error.name}, which is not installed: {INSTALL}", BAD)
+    from rapid_llm.models.hub import DEFAULT_MODEL
+
+    given = {name: value for name, value in server.items() if value is not None}
+    given["api_keys"] = tuple(_key(value) for value in given.get("api_keys", ()))
+    with usage():
+        options = ServerOptions(**given)
+    shown = list(names or [model or DEFAULT_MODEL])
+    if not all(shown):
+        fail("--served-model-name is empty; give at least one character", USAGE)
+    try:
+        socket = bind(host, port)
+    except OSError as error:
+        fail(f"cannot listen on --host {host} --port {port}: {error.strerror or error}; use another one", BAD)
+    with socket:
+        logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        llm = make_llm(model, engine)
+        _prepare(llm)
+        serving = Server(llm, shown, options, read_bandwidth=_bandwidth(llm), log_level=log_level)
+        address = f"[{host}]" if ":" in host else host
+        print(f"{shown[0]}: http://{address}:{socket.getsockname()[1]} (Ctrl-C ends)", file=sys.stderr, flush=True)
+        if host not in LOCAL and not options.api_keys:
+            print(f"Whoever reaches {host} can use this server: --api-key would ask for a key", file=sys.stderr)
+        serving.run(sockets=[socket])
+
+
+def _prepare(llm: LLM) -> None:
+    """Build what would else be built while the first requests wait."""
+    report = llm.prepare()
+    if not report.ok:
+        print(f"Not everything could be prepared, and slower rows may run:\n{report}", file=sys.stderr)
+
+
+def _bandwidth(llm: LLM) -> tuple[float, str]:
+    """What the memory can give, measured while nothing else runs here."""
+    from rapid_llm.engine.stats import measured_bandwidth
+
+    return measured_bandwidth(llm.device)
+
+
+def _key(value: str) -> str:
+    """A key, or what is in the file that `@FILE` names, so that it need not stand on the command line."""
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"--api-key {value}: {error}", USAGE)
