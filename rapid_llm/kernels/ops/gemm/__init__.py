@@ -3,6 +3,7 @@
 from typing import Any
 
 from rapid_llm.kernels.ops.block_formats import DECODED, FORMATS, FP8, FP8_CHANNEL, INT8_CHANNEL
+from rapid_llm.kernels.ops.gemm import fused  # noqa: F401  (declares its ops)
 from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 SCHEMES = ("unquantized", "q8_0", "q4_0", "q4_1")
@@ -194,6 +195,8 @@ register(
         backend="torch",
         target="rapid_llm.kernels.ops.gemm.linear_cublas:linear",
         available="rapid_llm.kernels.ops.gemm.linear_cublas:available",
+        # torch rounds a product to the result's dtype before it adds the bias, on some shapes.
+        shape=Shape(require=(Dim("biased", max=0),)),
         devices=("cuda",),
         dtypes=("fp32", "bf16", "fp16"),
         schemes=("unquantized",),

@@ -58,12 +58,18 @@ def linear(
         for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
             if tensor is not None:
                 check_disjoint("linear", "out", out, name, tensor)
+    near, dense = _near(input), _near(weight)
     if _loose():
         with _full_sums():
-            result = exact_linear(input, weight, bias)
+            result = exact_linear(near, dense, bias)
     else:
-        result = exact_linear(input, weight, bias)
+        result = exact_linear(near, dense, bias)
     return result if out is None else out.copy_(result)
+
+
+def _near(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one whose rows lie further apart than cuBLAS's 32-bit strides reach."""
+    return tensor if all(stride < 2**31 for stride in tensor.stride()) else tensor.contiguous()
 
 
 def _loose() -> list[str]:
