@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -30,6 +32,7 @@ PATHS: Final = (
 )
 
 DRAIN_BYTES: Final = 1 << 28
+DRAIN_S: Final = 10.0
 """Of a refused body, so much is read and dropped, so that a client that only writes comes to read the refusal."""
 
 _POLICY: Final = (
@@ -132,13 +135,18 @@ async def _refuse(error: ApiError, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": unread})
     if unread:
-        dropped = 0
-        while dropped < DRAIN_BYTES and error.status != 408:
-            message = await receive()
-            dropped += len(message.get("body", b""))
-            if message["type"] != "http.request" or not message.get("more_body"):
-                break
+        with contextlib.suppress(TimeoutError):  # as said: for a while
+            async with asyncio.timeout(0 if error.status == 408 else DRAIN_S):
+                await _drop(receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drop(receive: Receive) -> None:
+    dropped, more = 0, True
+    while more and dropped < DRAIN_BYTES:
+        message = await receive()
+        dropped += len(message.get("body", b""))
+        more = message["type"] == "http.request" and message.get("more_body", False)
 
 
 async def health(service: Service, _: Request) -> Response:

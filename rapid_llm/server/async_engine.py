@@ -98,13 +98,12 @@ class Ticket:
             if isinstance(news, ApiError):
                 self._open = 0
                 raise news
+            if news.finished and (failure := self.jobs[news.number].failure) is not None:
+                self._open = 0
+                raise ApiError(500, f"the step failed: {_shown(failure)}", code="step_failed")
             for delta in news.deltas:
                 yield news.number, delta
-            if news.finished:
-                self._open -= 1
-                if (failure := self.jobs[news.number].failure) is not None:
-                    self._open = 0
-                    raise ApiError(500, f"the step failed: {_shown(failure)}", code="step_failed")
+            self._open -= news.finished
 
     async def wait(self) -> None:
         """Until every job has ended. Errors as in `deltas`."""
