@@ -268,6 +268,38 @@ def _attention_mla_decode(
     return result
 
 
+def _linear_add(input: Tensor, weight: Tensor, residual: Tensor) -> tuple[Array]:
+    """The residual as one term more of every sum."""
+    x = _np(input).reshape(-1, input.shape[-1])
+    kept = _np(residual).reshape(-1, residual.shape[-1])
+    with np.errstate(all="ignore"):
+        rows = [
+            [_sum([*(a * b).tolist(), r]) for b, r in zip(_np(weight), own, strict=True)]
+            for a, own in zip(x, kept, strict=True)
+        ]
+    return (np.array(rows).reshape(residual.shape),)
+
+
+def _sum(terms: list[float]) -> float:
+    return math.fsum(terms) if all(map(math.isfinite, terms)) else float(np.sum(terms))
+
+
+def _rmsnorm_linear(
+    input: Tensor, norm_weight: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-6
+) -> Array:
+    """The norm's weight goes into the matrix, and its root into the finished sums."""
+    x, matrix = _np(input).reshape(-1, input.shape[-1]), _np(weight) * _np(norm_weight)
+    with np.errstate(all="ignore"):
+        roots = [math.sqrt(_sum((row * row).tolist()) / max(len(row), 1) + eps) for row in x]
+        sums = [[_sum((row * column).tolist()) / root for column in matrix] for row, root in zip(x, roots, strict=True)]
+        result = np.array(sums).reshape(*input.shape[:-1], len(matrix))
+        return result if bias is None else result + _np(bias)
+
+
+def _rmsnorm_linear_silu_and_mul(input: Tensor, norm_weight: Tensor, weight: Tensor, eps: float = 1e-6) -> Array:
+    return _silu_and_mul(torch.from_numpy(_rmsnorm_linear(input, norm_weight, weight, None, eps)))
+
+
 def _moe_topk(logits: Tensor, k: int, renormalize: bool = True) -> tuple[Array, Array]:
     """A sort of pairs, and logarithms of sums."""
     weights, ids = np.zeros((len(logits), k)), np.zeros((len(logits), k))

@@ -105,6 +105,27 @@ def _linear(g: torch.Generator, c: Call) -> dict[str, Any]:
     return {"input": _normal(g, c.dtype, c.size("tokens"), inputs), "weight": weight, "bias": bias, "scheme": scheme}
 
 
+def _linear_add(g: torch.Generator, c: Call) -> dict[str, Any]:
+    tokens, outputs, inputs = c.size("tokens"), c.size("out_features"), c.size("in_features")
+    return {
+        "input": _normal(g, c.dtype, tokens, inputs),
+        "weight": _normal(g, c.dtype, outputs, inputs, spread=0.05),
+        "residual": _normal(g, c.dtype, tokens, outputs),
+    }
+
+
+def _rmsnorm_linear(g: torch.Generator, c: Call) -> dict[str, Any]:
+    """Without an activation the outputs of the op are those of the weight."""
+    gated = c.op == "rmsnorm_linear_silu_and_mul"
+    outputs, inputs = 2 * c.size("intermediate") if gated else c.size("out_features"), c.size("in_features")
+    made = {
+        "input": _normal(g, c.dtype, c.size("tokens"), inputs),
+        "norm_weight": _normal(g, "fp32", inputs),
+        "weight": _normal(g, c.dtype, outputs, inputs, spread=0.05),
+    }
+    return made if gated else {**made, "bias": _normal(g, c.dtype, outputs) if c.size("biased") else None}
+
+
 def _embedding(g: torch.Generator, c: Call) -> dict[str, Any]:
     vocab, hidden, scheme = c.size("vocab"), c.size("hidden"), c.scheme or DENSE
     ids = torch.randint(0, vocab, (c.size("tokens"),), generator=g)
@@ -239,6 +260,9 @@ _MAKERS: Final[Mapping[str, Callable[[torch.Generator, Call], dict[str, Any]]]] 
         "silu_and_mul": _silu_and_mul,
         "gelu_and_mul": _silu_and_mul,
         "linear": _linear,
+        "linear_add": _linear_add,
+        "rmsnorm_linear": _rmsnorm_linear,
+        "rmsnorm_linear_silu_and_mul": _rmsnorm_linear,
         "embedding": _embedding,
         "rope": _rope,
         "kvcache.write": _kvcache_write,

@@ -122,6 +122,13 @@ def _dims(
                 yield {"tokens": n, "in_features": inputs, "out_features": outputs, "biased": 0}, {}
             if n <= 64:  # a step makes logits for one token a request
                 yield {"tokens": n, "in_features": m.hidden, "out_features": m.vocab, "biased": 0}, {}
+        elif op_id == "linear_add":
+            for outputs, inputs in (linears[1], linears[3]):
+                yield {"tokens": n, "in_features": inputs, "out_features": outputs}, {}
+        elif op_id == "rmsnorm_linear":
+            yield {"tokens": n, "in_features": m.hidden, "out_features": linears[0][0], "biased": 0}, {}
+        elif op_id == "rmsnorm_linear_silu_and_mul":
+            yield {"tokens": n, "in_features": m.hidden, "intermediate": m.intermediate}, {}
         elif op_id == "rope":
             yield {"tokens": n, "head_dim": m.head_dim, "rotary_dim": m.head_dim}, {**asked, "kv_heads": m.kv_heads}
         elif op_id == "kvcache.write":

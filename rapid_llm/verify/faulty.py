@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from rapid_llm.kernels.registry import get_op
-from rapid_llm.verify import faulty_layout, plain, plain_deepseek, plain_formats, plain_moe, plain_paged
+from rapid_llm.verify import (
+    faulty_layout,
+    plain,
+    plain_deepseek,
+    plain_formats,
+    plain_fused,
+    plain_moe,
+    plain_paged,
+)
 from rapid_llm.verify.ulp import FORMATS, round_to, truncate_to
 
 Fn = Callable[..., Any]
@@ -333,7 +341,7 @@ _OWN: Final[dict[str, tuple[tuple[str, str, str | None], ...]]] = {
     ),
 }
 
-_FAULTS: Final = {**_OWN, **plain_deepseek.FAULTS, **plain_moe.FAULTS, **plain_paged.FAULTS}
+_FAULTS: Final = {**_OWN, **plain_deepseek.FAULTS, **plain_fused.FAULTS, **plain_moe.FAULTS, **plain_paged.FAULTS}
 
 _GENERAL: Final = (
     *(("scale", fault, "fp32") for fault in WRAPPERS if fault != "result in fp32"),
@@ -354,7 +362,7 @@ _GENERAL: Final = (
 def plain_row(op_id: str) -> Fn:
     """The right plain row of an op; an op with a module of its own here has it there, as `<function>_plain`."""
     name = op_id.replace(".", "_")
-    for module in (plain, plain_deepseek, plain_moe, plain_paged):
+    for module in (plain, plain_deepseek, plain_fused, plain_moe, plain_paged):
         if hasattr(module, name):
             return getattr(module, name)  # type: ignore[no-any-return]
     row: Fn = getattr(importlib.import_module(f"rapid_llm.verify.{name}"), f"{name}_plain")

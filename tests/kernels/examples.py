@@ -66,6 +66,11 @@ def _linear(rows: int, features: int, outputs: int, dtype: torch.dtype) -> tuple
     return _matrix(rows, features, dtype), _matrix(outputs, features, dtype)
 
 
+def _normed_linear(rows: int, features: int, outputs: int, dtype: torch.dtype, norm: torch.dtype) -> tuple[Any, ...]:
+    x, weight = _linear(rows, features, outputs, dtype)
+    return x, torch.zeros(features, dtype=norm), weight
+
+
 def _linear_blocks(rows: int, features: int, outputs: int, scheme: str, dtype: torch.dtype) -> Call:
     return (_matrix(rows, features, dtype), _blocks(outputs, features, scheme)), {"scheme": scheme}
 
@@ -201,6 +206,21 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "sample": [
         ("152k", lambda dtype: (_logits(2, 151936, dtype=dtype), {})),
         ("tiny, padded rows", lambda dtype: ((_logits(3, 99, dtype=dtype)[0][:, 1:], *_logits(3, 9, dtype)[1:]), {})),
+    ],
+    "linear_add": [
+        *(
+            (f"{rows} rows", lambda dtype, m=rows: ((*_linear(m, 576, 960, dtype), _matrix(m, 960, dtype)), {}))  # type: ignore[misc]
+            for rows in (1, 9, 200, 2000)
+        ),
+        ("odd", lambda dtype: ((*_linear(3, 33, 65, dtype), _matrix(3, 65, dtype)), {})),
+    ],
+    "rmsnorm_linear": [
+        ("small model", lambda dtype: (_normed_linear(1, 576, 960, dtype, torch.float32), {})),
+        ("8B", lambda dtype: (_normed_linear(9, 4096, 6144, dtype, dtype), {})),
+    ],
+    "rmsnorm_linear_silu_and_mul": [
+        ("small model", lambda dtype: (_normed_linear(1, 576, 3072, dtype, torch.float32), {})),
+        ("8B", lambda dtype: (_normed_linear(9, 4096, 28672, dtype, dtype), {})),
     ],
     "linear": [
         *(

@@ -56,6 +56,14 @@ def arguments(op_id: str) -> dict[str, Any]:
         },
         "embedding": lambda: {"input": torch.tensor([[1, 0, 2]]), "weight": torch.randn(5, 7)},
         "linear": lambda: {"input": x, "weight": torch.randn(10, 64), "bias": torch.randn(10)},
+        "linear_add": lambda: {"input": x, "weight": torch.randn(10, 64), "residual": torch.randn(3, 10)},
+        "rmsnorm_linear": lambda: {
+            "input": x,
+            "norm_weight": w,
+            "weight": torch.randn(10, 64),
+            "bias": torch.randn(10),
+        },
+        "rmsnorm_linear_silu_and_mul": lambda: {"input": x, "norm_weight": w, "weight": torch.randn(10, 64)},
         "kvcache.write": lambda: {
             "key": torch.randn(3, 1, 8),
             "value": torch.randn(3, 1, 8),
@@ -120,7 +128,8 @@ def test_every_op_resolves_and_equals_its_public_function(op_id: str) -> None:
         mine = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
         public(**mine)
         got = overload(op_id)(**values)
-        for name, result in zip(get_op(op_id).parsed.mutated, got, strict=True):
+        several = (got,) if isinstance(got, torch.Tensor) else got
+        for name, result in zip(get_op(op_id).parsed.mutated, several, strict=True):
             torch.testing.assert_close(result, mine[name], rtol=0, atol=0)
         return
     expected = public(**values)
