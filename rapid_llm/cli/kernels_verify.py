@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +45,14 @@ def verify(
         return
     workers = default_threads() if jobs is None else jobs
     print(f"{run.kind}: {len(run.tasks)} tasks in {max(workers, 1)} processes", file=sys.stderr)
-    v.execute(run, jobs=workers, limit_s=limit, told=lambda outcome, done: _progress(run, outcome, done))
+    try:
+        with _interrupted_by_termination():
+            v.execute(run, jobs=workers, limit_s=limit, told=lambda outcome, done: _progress(run, outcome, done))
+    except KeyboardInterrupt:
+        if write != "none" and run.outcomes:
+            path, proofs, _ = v.save(run, write)
+            print(f"interrupted: {proofs} proofs written to {path}", file=sys.stderr)
+        raise
     path, proofs, left = (None, 0, {}) if write == "none" else v.save(run, write)
     if json:
         written = None if path is None else {"file": str(path), "proofs": proofs, "without": left}
@@ -99,6 +108,20 @@ def activations(model: str, *, device: str | None, json: bool) -> None:
         print(f"{len(kept.calls)} recorded calls, made {len(reports)} times by all rows, {len(wrong)} wrong")
     if wrong or not reports:
         raise typer.Exit(BAD)
+
+
+@contextmanager
+def _interrupted_by_termination() -> Iterator[None]:
+    """SIGTERM, which `timeout` sends, ends the run as Ctrl-C does: with what was proven."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _nothing(run: Verification, stale: bool, json: bool) -> None:

@@ -3,6 +3,7 @@
 A row's dtype is proven where every case of the full set that the row takes was right, something was compared, and the
 wrong rows of `mutants` met the same cases and were refused. Anything less makes no record, and a failure takes the
 record there was away. A record is of the source as it was before the run; a row that was edited meanwhile gets none.
+What an interrupted run proved is proven; of what it did not come to, nothing changes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Skip:
 
 @dataclass(slots=True)
 class Verification:
-    """What a run is to do, and what it found. `ok`: something was proven and nothing was wrong."""
+    """What a run is to do, and what it found. interrupted: it has not done all. `ok`: something was proven and nothing
+    was wrong."""
 
     device: str
     kind: str
@@ -53,6 +55,7 @@ class Verification:
     scores: dict[tuple[object, ...], Outcome] = field(default_factory=dict)
     sources: dict[str, records.Source | None] = field(default_factory=dict)
     seconds: float = 0.0
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
@@ -118,13 +121,17 @@ def plan(
 def execute(
     run: Verification, *, jobs: int, limit_s: float = LIMIT_S, told: Callable[[Outcome, int], None] | None = None
 ) -> None:
-    """Do the tasks of `run` in `jobs` processes, or in this one if 0; `told(outcome, how many are done)` after each."""
+    """Do the tasks of `run` in `jobs` processes, or in this one if 0; `told(outcome, how many are done)` after each.
+
+    Whatever is raised meanwhile, a `KeyboardInterrupt` among it, leaves the outcomes so far, for `save`.
+    """
     started = time.perf_counter()
     results: Iterable[Any] = (
         pool.run(run.tasks, proving.work, proving.start, jobs=jobs, limit_s=limit_s)
         if jobs
         else map(proving.attempt, run.tasks)
     )
+    run.interrupted = True
     for count, result in enumerate(results, 1):
         outcome = result
         if isinstance(result, pool.Lost):
@@ -135,6 +142,7 @@ def execute(
             run.outcomes.append(outcome)
         if told is not None:
             told(outcome, count)
+    run.interrupted = False
     run.outcomes.sort(key=lambda o: (o.task.op, o.task.row, o.task.dtype, str(o.task.scheme)))
     run.seconds = time.perf_counter() - started
 
@@ -153,6 +161,9 @@ def save(run: Verification, to: str) -> tuple[Path, int, dict[str, str]]:
     left: dict[str, str] = {}
     for outcome in run.outcomes:
         task = outcome.task
+        if run.interrupted and outcome.status == "ok" and task.budget == "full" and run.score_of(outcome) is None:
+            left[task.row] = "the run was interrupted before wrong rows were tried on its cases"
+            continue
         if outcome.status == "failed" or (task.budget == "full" and run.lacks(outcome)):
             gone.setdefault(task.row, set()).add(records.proof_key(task.dtype, task.scheme))
             continue
@@ -296,7 +307,8 @@ def _key(row_name: str) -> tuple[object, ...]:
 
 def _order(task: Task) -> tuple[object, ...]:
     slow = _SLOW.index(task.op) if task.op in _SLOW else len(_SLOW)
-    return (slow, "native" not in task.row, task.row, task.dtype)
+    # Without its wrong rows a row is not proven: they come first, so that an interrupted run has proven what it ran.
+    return (slow, task.kind != "mutants", "native" not in task.row, task.row, task.dtype)
 
 
 def summary(run: Verification) -> Mapping[str, int]:

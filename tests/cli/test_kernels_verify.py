@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+
+from rapid_llm.verify.proving import Outcome
 
 from .support import rapid_llm
 
@@ -65,3 +69,24 @@ def test_a_saved_call_is_made_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "was wrong" in done.stdout
     assert "ok (1 cases" in done.stdout
+
+
+def test_a_run_that_is_terminated_keeps_what_it_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches: a run under `timeout` that is stopped after an hour and leaves nothing; a handler that stays behind."""
+    from rapid_llm.cli import kernels_verify
+    from rapid_llm.verify import verification
+
+    def stopped(run: verification.Verification, **_: object) -> None:
+        run.outcomes.append(Outcome(run.tasks[-1], "ok", "", 0.0))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(verification, "execute", stopped)
+    monkeypatch.setattr(verification, "save", lambda run, to: (tmp_path / to, len(run.outcomes), {}))
+    before = signal.getsignal(signal.SIGTERM)
+    options = {"dtypes": (), "quick": False, "stale": False, "jobs": 0, "limit": 9.0, "json": False}
+    with pytest.raises(KeyboardInterrupt):
+        kernels_verify.verify(["native/scale"], device="cpu", write="user", **options)
+    assert f"interrupted: 1 proofs written to {tmp_path / 'user'}" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before

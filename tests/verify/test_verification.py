@@ -109,6 +109,28 @@ def test_a_row_that_is_wrong_in_its_last_tile_is_refused(made: Path) -> None:
     assert not known().verified
 
 
+def test_what_an_interrupted_run_proved_is_kept(made: Path) -> None:
+    """Catches: a long run that is stopped near its end and leaves nothing, or takes away what it did not come to."""
+    add("right", dtypes=("fp32", "fp16"))
+    path, proofs, _ = save(verify(), "user")
+    assert proofs == 2
+    before = json.loads(path.read_text())["rows"][ROW]
+    run = plan([ROW], device="cpu")
+
+    def stop(outcome: object, done: int) -> None:
+        if done == 2:  # the wrong rows, and one of the two dtypes
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, jobs=0, told=stop)
+    assert len(run.outcomes) == 1
+    assert save(run, "user")[1:] == (1, {})
+    assert set(json.loads(path.read_text())["rows"][ROW]["proofs"]) == set(before["proofs"])
+    run.scores.clear()  # as if the wrong rows had not been reached
+    assert save(run, "user")[1:] == (0, {ROW: "the run was interrupted before wrong rows were tried on its cases"})
+    assert json.loads(path.read_text())["rows"][ROW]["proofs"].keys() == before["proofs"].keys()
+
+
 @pytest.mark.parametrize(
     "shape", [Shape(require=(Dim("numel", min=1 << 40),)), Shape(require=(Dim("numel", multiple_of=64, max=64),))]
 )
