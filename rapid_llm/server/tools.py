@@ -251,7 +251,7 @@ def _checked(values: Sequence[Any], offered: Collection[str]) -> list[tuple[str,
     found = []
     for value in values:
         name = value.get("name") if isinstance(value, dict) else None
-        if name not in offered:
+        if not isinstance(name, str) or name not in offered:
             return []
         arguments = value.get("arguments", value.get("parameters", {}))
         if isinstance(arguments, str):
@@ -261,7 +261,7 @@ def _checked(values: Sequence[Any], offered: Collection[str]) -> list[tuple[str,
                 return []
         if not isinstance(arguments, dict):
             return []
-        found.append((str(name), json.dumps(arguments, ensure_ascii=False)))
+        found.append((name, json.dumps(arguments, ensure_ascii=False)))
     return found
 
 
