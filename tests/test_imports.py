@@ -27,8 +27,9 @@ ALLOWED = {
     "models": {"kernels"},
     "engine": {"models"},
     "locate": {"engine", "verify"},
+    "perf": {"engine", "bench"},
     "server": {"engine"},
-    "cli": {"server", "engine", "bench", "verify", "authoring", "tuning", "locate"},
+    "cli": {"server", "engine", "bench", "verify", "authoring", "tuning", "locate", "perf"},
 }
 
 FOREIGN = ("torch", "triton", "transformers", "flashinfer")

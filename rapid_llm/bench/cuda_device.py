@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from rapid_llm.graphs import capture
 
 from .device import Block, Calibration, Call, Clocks, Timing
-from .nvml import driver_version, read_clocks
+from .nvml import driver_version, read_clocks, read_use
 from .peaks import peaks_of
 
 BLOCK_TRIES: Final = 4
@@ -190,6 +190,10 @@ class CudaDevice:
 
     def clocks(self) -> Clocks:
         return read_clocks(self._uuid)
+
+    def utilisation(self) -> int | None:
+        """Percent of the last moment in which a kernel of any program ran, this one's included."""
+        return read_use(self._uuid)
 
     def describe(self) -> dict[str, Any]:
         described = {"kind": self.kind, "name": self.name, "cache_bytes": self.cache_bytes}

@@ -42,6 +42,18 @@ def read_clocks(uuid: str) -> Clocks:
     return Clocks(_clock(handle, _SM), _clock(handle, _MEMORY), int(reasons.value) if known else None)
 
 
+class _Use(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+def read_use(uuid: str) -> int | None:
+    """Percent of the last moment, up to a second long, in which a kernel of any program ran; None if it is unknown."""
+    handle, found = _handle(uuid), _Use()
+    if handle is None or _library().nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found)) != 0:
+        return None
+    return int(found.gpu)
+
+
 def _clock(handle: Any, which: int) -> int | None:
     value = ctypes.c_uint()
     status = _library().nvmlDeviceGetClockInfo(handle, which, ctypes.byref(value))

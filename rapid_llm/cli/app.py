@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .app_author import author
+from .app_bench import measure
 from .app_cache import cache
 from .app_generate import Model, Threads, speak
 from .app_models import models
@@ -21,6 +22,7 @@ from .support import guarded
 app = _group("LLM inference in which every operator is a declared, verified and measured choice.")
 kernels = _group("Implementations of each operator: which there are, which runs.")
 speak(app)
+measure(app)
 offer(app)
 author(kernels)
 tune(kernels)

@@ -21,6 +21,7 @@ from .support import call, environment, rapid_llm
 COMMANDS = [
     ["generate"],
     ["chat"],
+    ["bench"],
     ["serve"],
     ["doctor"],
     ["kernels", "list"],
@@ -85,7 +86,8 @@ def test_every_example_is_a_command_that_parses(
     """Catches help without an example, and an example that an option's new name has broken."""
     ran: list[Any] = []
     for target in (
-        *("generate.run", "chat.run", "serve.run", "doctor.run", "kernels.list_rows", "kernels.explain_op"),
+        *("generate.run", "chat.run", "serve.run", "bench.run"),
+        *("doctor.run", "kernels.list_rows", "kernels.explain_op"),
         *("kernels_new.new", "kernels_check.check", "kernels_build.build", "kernels_doctor.doctor"),
         *("models.list_models", "models.pull", "models.inspect"),
         *("cache.list_artifacts", "cache.export", "cache.load", "cache.verify", "cache.gc"),

@@ -1,0 +1,255 @@
+"""`rapid-llm bench`: tokens a second of a whole engine, as a table for people and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from .support import BAD, USAGE, fail, print_json, print_pairs, print_table, size, usage
+
+if TYPE_CHECKING:
+    from rapid_llm.perf.limits import Limits
+    from rapid_llm.perf.offline import CaseResult
+    from rapid_llm.perf.run import Outcome, Request
+
+
+def run(
+    *,
+    shape: str | None,
+    model: str | None,
+    options: Mapping[str, Any],
+    prefill: str,
+    decode: int,
+    batch: str,
+    context: str,
+    rounds: int,
+    seconds: float,
+    peers: Sequence[str],
+    profile: bool,
+    compare: Path | None,
+    out: Path | None,
+    force_busy: bool,
+    seed: int,
+    json: bool,
+) -> None:
+    """Measure, print, write; status 1 if nothing was measured or a case became slower."""
+    from rapid_llm.perf import earlier
+    from rapid_llm.perf.cases import make_cases, numbers
+    from rapid_llm.perf.run import Request
+
+    if shape is not None and model is not None:
+        fail("give one of --shape and --model", USAGE)
+    if decode < 0 or rounds < 1:
+        fail(f"--decode {decode}, --rounds {rounds}: steps are 0 or more, rounds 1 or more", USAGE)
+    with usage():
+        cases = make_cases(
+            prefills=numbers("--prefill", prefill, none=True),
+            batches=numbers("--batch", batch),
+            contexts=numbers("--context", context),
+            tokens=decode,
+        )
+        before = None if compare is None else earlier.load(compare)
+    if not cases:
+        fail("--prefill 0 and --decode 0 leave nothing to measure", USAGE)
+    request = Request(
+        _shape(shape),
+        model,
+        options,
+        cases,
+        rounds=rounds,
+        max_seconds=seconds,
+        seed=seed,
+        peers=peers,
+        profile=profile,
+        force_busy=force_busy,
+        command=shlex.join(["rapid-llm", *sys.argv[1:]]),
+    )
+    outcome = _measure(request)
+    found = _changes(outcome, before, compare)
+    if out is not None:
+        from rapid_llm.bench import write_json
+
+        write_json(out, outcome.record)
+    if json:
+        print_json(outcome.record)
+    else:
+        show(outcome, found)
+        if out is not None:
+            print(f"written to {out}")
+    if not outcome.measured or any(change["verdict"] == "SLOW" for change in found):
+        raise typer.Exit(BAD)
+
+
+def _shape(name: str | None) -> Any:
+    """Checked before torch is imported, which takes a second."""
+    if name is not None:
+        from rapid_llm.models.shapes import shape_config
+
+        shape_config(name)
+    return name
+
+
+def _measure(request: Request) -> Outcome:
+    from rapid_llm.models.errors import ModelError
+    from rapid_llm.perf.run import run_offline
+
+    try:
+        return run_offline(request, told=_tell)
+    except ModelError:
+        raise
+    except (TypeError, ValueError) as error:
+        fail(error, USAGE)
+
+
+def _changes(outcome: Outcome, before: Mapping[str, Any] | None, path: Path | None) -> list[dict[str, Any]]:
+    """The verdict on each case that an earlier run has too, kept in the record as well."""
+    if before is None or path is None:
+        return []
+    from rapid_llm.perf import earlier
+
+    with usage():
+        earlier.check_comparable(outcome.record, before, path)
+    found = [change.json() for change in earlier.changes(outcome.record, before)]
+    if not found:
+        fail(f"--compare {path}: the two runs have no case in common", USAGE)
+    outcome.record["compared_with"] = {"file": str(path), "changes": found}
+    return found
+
+
+def _tell(result: CaseResult, limits: Limits) -> None:
+    """A line of progress for each case that is done."""
+    if result.failure:
+        text = result.failure
+    else:
+        rates = [
+            f"{name} {result.case.produced / arm.seconds.median:,.1f} tok/s over {len(arm.samples)} rounds"
+            for name, arm in result.arms.items()
+        ]
+        text = ", ".join(rates)
+    print(f"{result.case.title}: {text}", file=sys.stderr, flush=True)
+
+
+def show(outcome: Outcome, changes: Sequence[Mapping[str, Any]]) -> None:
+    """What was measured, on what, and what kept the rest from it."""
+    from rapid_llm.perf import earlier
+
+    record = outcome.record
+    print_pairs(_about(record))
+    print()
+    print_table(
+        (
+            "case",
+            "arm",
+            "tok/s",
+            "p10 to p90",
+            "ms/step",
+            "memory",
+            "of measured",
+            "of nominal",
+            "of roofline",
+            "notes",
+        ),
+        [row for case, result in zip(record["cases"], outcome.results, strict=True) for row in _rows(case, result)],
+    )
+    for case, result in zip(record["cases"], outcome.results, strict=True):
+        for line in _remarks(case, result):
+            print(line)
+    for change in changes:
+        print(earlier.Change(**change))
+    if record["profile"] is not None:
+        _show_profile(record["profile"])
+
+
+def _about(record: Mapping[str, Any]) -> list[tuple[str, object]]:
+    model, machine, limits = record["model"], record["machine"], record["limits"]
+    weights = model["read_bytes"]
+    nominal = limits["nominal"]
+    memory, products = limits["bytes_per_second"], limits["flops_per_second"]
+    maker = (
+        "" if nominal["bytes_per_second"] is None else f"; {nominal['source']} {size(nominal['bytes_per_second'])}/s"
+    )
+    device = machine["gpus"][0]["name"] if model["device"] == "cuda" else machine["cpu"]["model"]
+    kind = "random weights" if model["random_weights"] else "weights of a file"
+    pairs: list[tuple[str, object]] = [
+        ("model", f"{model['name']}, {model['parameters'] / 1e6:,.1f} M parameters, {kind}, {model['dtype']}"),
+        ("device", f"{device}, {machine['threads']} threads" if model["device"] == "cpu" else device),
+        (
+            "a step reads",
+            f"{size(weights['weights'])} of weights, {size(model['kv_bytes_per_token'])} a token of context",
+        ),
+        ("memory", f"{size(memory['measured'])}/s measured ({memory['by']}){maker}"),
+        ("products", f"{products['measured'] / 1e12:.2f} TFLOP/s measured ({products['by']})"),
+    ]
+    if weights["experts"]:
+        pairs.insert(3, ("experts", f"{size(weights['experts'])}, of which a step reads those that are chosen"))
+    if record["disturbed"] or record["force_busy"]:
+        others = record["load"]["during"]["others"]
+        pairs.append(("DISTURBED", f"other programs used {others} CPUs meanwhile: quote none of these figures"))
+    return pairs
+
+
+def _rows(case: Mapping[str, Any], result: CaseResult) -> list[tuple[str, ...]]:
+    title = result.case.title
+    if result.failure:
+        return [(title, "", "", "", "", "", "", "", "", f"{result.code}: {result.failure}")]
+    rows: list[tuple[str, ...]] = []
+    for name, arm in case["arms"].items():
+        rates, step = arm["tokens_per_second"], arm["seconds_a_step"]["median"]
+        notes = [f"bound by {arm['bound']}", *arm["flags"]]
+        ratio = case["faster_than"].get(name)
+        if ratio is not None:
+            notes.append(f"ours {ratio['median']:.2f} x ({ratio['low']:.2f} to {ratio['high']:.2f})")
+        rows.append(
+            (
+                title,
+                name,
+                f"{rates['median']:,.1f}",
+                f"{rates['p10']:,.1f} to {rates['p90']:,.1f}",
+                f"{step * 1e3:.3f}",
+                f"{size(arm['bytes_per_second'])}/s",
+                _percent(arm["share_of_bandwidth"]),
+                _percent(arm["share_of_nominal_bandwidth"]),
+                _percent(arm["share_of_roofline"]),
+                ", ".join(notes),
+            )
+        )
+    return rows
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _remarks(case: Mapping[str, Any], result: CaseResult) -> list[str]:
+    """Arms that are missing, and how the steps ran."""
+    lines = [f"{result.case.title}: no figures of {name}: {reason}" for name, reason in result.missing.items()]
+    graphs = case.get("graphs")
+    if graphs is not None and result.case.kind == "decode":
+        steps = [f"{graphs['graph_steps']} steps of fixed size"]
+        steps += [f"{count} call by call ({reason})" for reason, count in graphs["eager_steps"].items()]
+        lines.append(f"{result.case.title}: {', '.join(steps)}")
+    return lines
+
+
+def _show_profile(profile: Mapping[str, Any]) -> None:
+    print(f"\nop by op, without graphs: {', '.join(profile['cases'])}")
+    print_table(
+        ("phase", "op", "row", "calls", "share", "GB/s", "of measured"),
+        [
+            (
+                line["phase"],
+                line["op"],
+                line["row"],
+                str(line["calls"]),
+                f"{line['share']:.1%}",
+                f"{line['gb_per_s']:.1f}" if line["row"] else "",
+                _percent(line["bandwidth_share"]) if line["row"] else "",
+            )
+            for line in profile["ops"]
+        ],
+    )
