@@ -20,6 +20,7 @@ from rapid_llm.kernels.registry.spec import dtype_label
 
 from .attention_metadata import AttentionMetadata, KVCache
 from .config import ModelConfig
+from .fused import FusedLayer, FusedRows, fused_rows
 from .op_table import Binder, Choose, Examples, OpTable, Wrap, buckets, find, ops_of
 from .packing import PackedLayer, PackedLinear, PackedModel, linear_kinds, pack
 from .parallel import Ranks
@@ -61,7 +62,8 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """All calls of one bucket. decode, prefill: the layers, which differ in `attend` alone."""
+    """All calls of one bucket. decode, prefill: the layers, which differ in `attend` alone. fused: what takes the place
+    of their products and norms when a step has one token."""
 
     embed: Call
     norm: Call
@@ -71,6 +73,7 @@ class _Plan:
     decode: tuple[_Layer, ...]
     prefill: tuple[_Layer, ...]
     head: Call
+    fused: tuple[FusedLayer, ...] | None
 
 
 def activation_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -100,8 +103,9 @@ class Decoder:
     binds each op's row; `dispatch`, unless rows are to be compared. max_model_len: the longest sequence to be served,
     by which rotary scaling that depends on a length ("dynamic", LongRoPE) is chosen; the trained context by default.
     kv_dtype: of the cache, where it is not the activations'. ranks: where config and weights are one rank's part of a
-    model (`parallel.Shard`), what it exchanges with the others. Choosing rows and packing weights for them happens
-    here, once; `forward` and `compute_logits` only call.
+    model (`parallel.Shard`), what it exchanges with the others. fuse: whether steps of one token take the fused ops of
+    `fused`; None where these have rows of their own, True wherever the model's layers allow it. Choosing rows and
+    packing weights for them happens here, once; `forward` and `compute_logits` only call.
 
     Raises `ValueError` for an unknown dtype or weights of another dtype, and dispatch's errors where an op has no row.
     """
@@ -118,6 +122,7 @@ class Decoder:
         max_model_len: int | None = None,
         kv_dtype: torch.dtype | None = None,
         ranks: Ranks | None = None,
+        fuse: bool | None = None,
     ) -> None:
         self.config = config
         self._ranks = ranks
@@ -148,6 +153,10 @@ class Decoder:
         prepare(key for b in self.ranges for key in binder.keys(b, examples))  # side by side, not in turn
         self._tables = [binder.table(b, examples) for b in self.ranges]
         self._model: PackedModel = pack(weights, self._tables)
+        self._fused: FusedRows | None = None
+        wanted = fuse or (fuse is None and device.type == "cuda")
+        if wanted and ranks is None and self.ranges[0].high == 1:
+            self._fused = fused_rows(binder, config, weights, choose, floor=fuse is True)
         self._split = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self.observe(None)
 
@@ -163,6 +172,8 @@ class Decoder:
     def _forward(self, input_ids: Tensor, meta: AttentionMetadata, kv: KVCache) -> Tensor:
         tokens = input_ids.shape[0]
         plan = self._plans[find(self._limits, tokens)]
+        if plan.fused is not None and meta.decode:
+            return self._forward_fused(plan, plan.fused, input_ids, meta, kv)
         add_norm, rope_write, activation = plan.add_norm, plan.rope_write, plan.activation
         positions, slots, split = meta.positions, meta.slot_mapping, self._split
         heads, head_dim, eps, flat = sum(split), self.config.head_dim, self.config.rms_norm_eps, self.config.q_size
@@ -183,6 +194,26 @@ class Decoder:
             add_norm(hidden, residual, layer.next_norm, eps)
         return hidden
 
+    def _forward_fused(
+        self, plan: _Plan, fused: tuple[FusedLayer, ...], input_ids: Tensor, meta: AttentionMetadata, kv: KVCache
+    ) -> Tensor:
+        """The same for one token a sequence, in fewer calls."""
+        tokens, split, flat = input_ids.shape[0], self._split, self.config.q_size
+        positions, slots, rope_write = meta.positions, meta.slot_mapping, plan.rope_write
+        heads, head_dim = sum(split), self.config.head_dim
+        where = (meta.seq_lens, meta.block_table, self.config.scale)
+        residual: Tensor = plan.embed(input_ids)
+        for layer, calls, (k_cache, v_cache) in zip(plan.decode, fused, kv, strict=True):
+            query, key, value = calls.qkv(residual).view(tokens, heads, head_dim).split_with_sizes(split, 1)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                query, key = layer.q_norm(query), layer.k_norm(key)
+            rope_write(query, key, value, k_cache, v_cache, positions, layer.cos_sin, slots)
+            attended = layer.attend(query, k_cache, v_cache, *where).view(tokens, flat)
+            calls.add_o(attended, residual=residual)
+            calls.add_down(calls.activated(residual), residual=residual)
+        hidden: Tensor = plan.norm(residual, self._model.final_norm, self.config.rms_norm_eps)
+        return hidden
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """(rows, vocab_size) fp32 logits of (rows, hidden_size) final hidden states."""
         with torch.inference_mode():
@@ -192,11 +223,14 @@ class Decoder:
 
     def bindings(self) -> list[tuple[str, str, Selected]]:
         """(bucket, op id, handle) of every row in use, for `LLM.explain()`."""
-        return [entry for table in self._tables for entry in table.bindings()]
+        fused = [] if self._fused is None else self._fused.handles()
+        found = [entry for table in self._tables for entry in table.bindings()]
+        return [*found, *((str(self.ranges[0]), handle.spec.op, handle) for handle in fused)]
 
     def handles(self, tokens: int) -> list[Selected]:
         """Every row that a step of `tokens` tokens may call."""
-        return [handle for _, _, handle in self._tables[find(self._limits, tokens)].bindings()]
+        found = [handle for _, _, handle in self._tables[find(self._limits, tokens)].bindings()]
+        return found + (self._fused.handles() if self._fused is not None and tokens == 1 else [])
 
     def weight_bytes(self, tokens: int) -> tuple[int, int]:
         """What a step of `tokens` tokens reads at least: (every dense weight and the head once, all experts), in bytes.
@@ -251,6 +285,7 @@ class Decoder:
             decode=tuple(decode),
             prefill=tuple(prefill),
             head=binding.head(model.head),
+            fused=self._fused.bind(wrap) if self._fused is not None and bucket == 0 else None,
         )
 
 

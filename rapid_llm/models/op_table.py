@@ -193,11 +193,11 @@ class Binder:
         """The facts of every op but linears and attention, with the field of `OpTable` that its row goes to; None for
         an op that the model does not call."""
         c, tokens, embedding, called = self._config, bucket.low, examples.embedding, ops_of(self._config)
-        hidden = self._empty(tokens, c.hidden_size)
+        hidden = self.empty(tokens, c.hidden_size)
         norm = torch.empty(c.hidden_size, device=self._device)
         query, key, value = self._heads(tokens)
         positions = torch.zeros(tokens, dtype=torch.int64, device=self._device)
-        call, where = self._key, (*self._caches(), positions, examples.cos_sin, positions)
+        call, where = self.key, (*self._caches(), positions, examples.cos_sin, positions)
         yield "embedding", call("embedding", positions, embedding.data, dtype=self._dtype, scheme=embedding.scheme)
         yield "embedding_scale", call("scale", hidden, 1.0) if "scale" in called else None
         yield "rmsnorm", call("rmsnorm", hidden, norm, c.rms_norm_eps)
@@ -212,16 +212,16 @@ class Binder:
 
     def _activation(self, tokens: int, called: Sequence[str]) -> dict[str, Any] | None:
         op = next((op for op in ("silu_and_mul", "gelu_and_mul") if op in called), None)
-        return None if op is None else self._key(op, self._empty(tokens, 2 * self._config.intermediate_size))
+        return None if op is None else self.key(op, self.empty(tokens, 2 * self._config.intermediate_size))
 
     def _routing(self, tokens: int, experts: ExpertWeights) -> tuple[dict[str, Any], dict[str, Any]]:
         c = self._config
         weights = torch.empty(tokens, c.experts_per_token, device=self._device)
         routed = (experts.gate_up, experts.down, weights, weights.int())
-        logits = self._empty(tokens, c.num_experts)
+        logits = self.empty(tokens, c.num_experts)
         return (
-            self._key("moe.topk", logits, c.experts_per_token, c.renormalize),
-            self._key("fused_moe", self._empty(tokens, c.hidden_size), *routed),
+            self.key("moe.topk", logits, c.experts_per_token, c.renormalize),
+            self.key("fused_moe", self.empty(tokens, c.hidden_size), *routed),
         )
 
     def _attention(self, tokens: int, window: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -230,13 +230,13 @@ class Binder:
         lengths = torch.zeros(tokens, dtype=torch.int32, device=self._device)
         pages = lengths.view(tokens, 1)
         rest = attention_arguments(c.scale, window, c.attention_softcap)
-        yield "decode", self._key("attention.decode", query, *self._caches(), lengths, pages, *rest)
+        yield "decode", self.key("attention.decode", query, *self._caches(), lengths, pages, *rest)
         one = (lengths[:2], lengths[:1], pages[:1])
-        yield "prefill", self._key("attention.prefill", query, *self._caches(), *one, *rest)
+        yield "prefill", self.key("attention.prefill", query, *self._caches(), *one, *rest)
 
     def _heads(self, tokens: int) -> tuple[Tensor, ...]:
         c = self._config
-        fused = self._empty(tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        fused = self.empty(tokens, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         return fused.split_with_sizes([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
 
     def _caches(self) -> list[Tensor]:
@@ -245,10 +245,10 @@ class Binder:
 
     def _linear(self, tokens: int, kind: LinearKey, weight: Weight) -> dict[str, Any]:
         scheme, (out_features, in_features), biased = kind
-        bias = self._empty(out_features) if biased else None
-        return self._key("linear", self._empty(tokens, in_features), weight.data, bias, scheme=scheme, prepack=True)
+        bias = self.empty(out_features) if biased else None
+        return self.key("linear", self.empty(tokens, in_features), weight.data, bias, scheme=scheme, prepack=True)
 
-    def _key(self, op_id: str, *args: Any, prepack: bool = False, **kwargs: Any) -> dict[str, Any]:
+    def key(self, op_id: str, *args: Any, prepack: bool = False, **kwargs: Any) -> dict[str, Any]:
         """What to dispatch on: the facts of the example, less those that grow within the bucket."""
         facts = facts_of(op_id, args, kwargs)
         return {
@@ -262,7 +262,8 @@ class Binder:
             "prepack": prepack,
         }
 
-    def _empty(self, *shape: int) -> Tensor:
+    def empty(self, *shape: int) -> Tensor:
+        """An example tensor of activations."""
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
 
