@@ -115,8 +115,8 @@ def use_threads(options: EngineOptions, device: torch.device) -> None:
     """Torch's threads are the process's; a GPU engine leaves them alone unless asked."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    elif device.type == "cpu":
-        torch.set_num_threads(default_threads())
+    elif device.type == "cpu":  # ranks share it
+        torch.set_num_threads(max(default_threads() // options.tensor_parallel, 1))
 
 
 def graphs_line(graphs: DecodeGraphs | None) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +26,7 @@ from .host_memory import keep_freed_memory
 from .job import Job
 from .kv_memory import bytes_per_token, choose_tokens, free_memory
 from .kv_pool import KVPool
-from .loading import load, resolve_device
+from .loading import FileRecipe, resolve_device
 from .options import DEFAULTS, PAGE_SIZE, EngineOptions
 from .outputs import RequestOutput, TextDelta
 from .params import SamplingParams
@@ -36,6 +38,9 @@ from .stats import Stats
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 from .warmup import steps
+
+if TYPE_CHECKING:
+    from .parallel import Recipe, Team
 
 Message = Mapping[str, Any]
 
@@ -68,6 +73,7 @@ class LLM:
         load_format: str = DEFAULTS.load_format,
         quantization: str | None = DEFAULTS.quantization,
         cuda_graphs: str = DEFAULTS.cuda_graphs,
+        tensor_parallel: int = DEFAULTS.tensor_parallel,
     ) -> None:
         options = EngineOptions(
             dtype=str(dtype),
@@ -84,21 +90,54 @@ class LLM:
             load_format=load_format,
             quantization=quantization,
             cuda_graphs=cuda_graphs,
+            tensor_parallel=tensor_parallel,
         )
-        target = resolve_device(options.device)
-        use_threads(options, target)
-        self._set_up(*load(model, options, target), options)
+        self._start(FileRecipe(os.fspath(model)), options)
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, **options: Any) -> LLM:
+        """An engine whose ranks, be it one or several, make their parts of the model by `recipe`; options as in
+        `LLM`."""
+        self = cls.__new__(cls)
+        self._start(recipe, EngineOptions.of(options))
+        return self
 
     @classmethod
     def from_parts(cls, decoder: Model, tokenizer: Tokenizer, **options: Any) -> LLM:
         """An engine around a decoder and a tokenizer of your own; options as in `LLM`, but for dtype and device."""
         self = cls.__new__(cls)
         checked = EngineOptions(**options)
+        if checked.tensor_parallel > 1:
+            raise ValueError(
+                f"tensor_parallel={checked.tensor_parallel}: this decoder is of one process; use LLM or LLM.from_recipe"
+            )
         use_threads(checked, decoder.device)
         self._set_up(decoder, tokenizer, checked)
         return self
 
-    def _set_up(self, decoder: Model, tokenizer: Tokenizer, options: EngineOptions) -> None:
+    def _start(self, recipe: Recipe, options: EngineOptions) -> None:
+        if options.tensor_parallel == 1:
+            target = resolve_device(options.device)
+            use_threads(options, target)
+            self._set_up(*recipe(options, target, None), options)
+            return
+        from .parallel import Team
+
+        team = Team(recipe, options)
+        try:
+            use_threads(options, team.device)
+            self._set_up(*recipe(options, team.device, team.ranks), options, team)
+        except BaseException:
+            team.close()
+            raise
+        weakref.finalize(self, team.close)
+
+    def close(self) -> None:
+        """End the processes of other ranks, where there are any; the engine then serves no more."""
+        if self._team is not None:
+            self._team.close()
+
+    def _set_up(self, decoder: Model, tokenizer: Tokenizer, options: EngineOptions, team: Team | None = None) -> None:
         config, device = decoder.config, decoder.device
         self.options = options
         self.tokenizer = tokenizer
@@ -106,7 +145,8 @@ class LLM:
         context = context_of(options.max_model_len, config.max_model_len)
         self.threads = torch.get_num_threads()
         token_bytes = bytes_per_token(config, decoder.activation_dtype)
-        tokens = choose_tokens(options.kv_cache_tokens, context, token_bytes, free_memory(device))
+        free = free_memory(device) if team is None else team.agree(decoder)
+        tokens = choose_tokens(options.kv_cache_tokens, context, token_bytes, free)
         self.max_model_len = context if options.kv_cache_tokens is not None else affordable(options, context, tokens)
         self.kv_cache_tokens = tokens
         self._kv_bytes = tokens * token_bytes
@@ -123,7 +163,9 @@ class LLM:
         self._sampler = Sampler(self._vocab_size, device, self._max_rows)
         self._grammars = Grammars(tokenizer)
         self._decoder = decoder
-        self._engine = Engine(scheduler, Runner(decoder, self._kv, builder, self._sampler, self._graphs))
+        self._team = team
+        runner: Any = Runner if team is None else team.lead(sizes)
+        self._engine = Engine(scheduler, runner(decoder, self._kv, builder, self._sampler, self._graphs))
         self._serial = itertools.count()
         self._chat_template: ChatTemplate | None = None
         if device.type == "cpu":
@@ -199,6 +241,7 @@ class LLM:
             f"{self._engine.scheduler.max_running} requests",
             "deterministic": self.options.deterministic,
             "decode graphs": graphs_line(self._graphs),
+            "tensor parallel": self._team.described if self._team is not None else "off",
             "prefix cache": "on" if self.options.enable_prefix_caching else "off",
             "speculative": "off" if self.options.speculation is None else str(self.options.speculation),
         }
@@ -219,13 +262,14 @@ class LLM:
 
         See `rapid_llm.kernels.prepare`. Requests may be running; their memory is not touched.
         """
-        return prepare(model=self, jobs=jobs, progress=progress)
+        with contextlib.nullcontext() if self._team is None else self._team.preparing(jobs):
+            return prepare(model=self, jobs=jobs, progress=progress)
 
     def rehearsals(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """For `prepare`: steps of every size whose kernels are compiled for their arguments; none on a CPU."""
         if self.device.type == "cpu":
             return
-        if self._graphs is not None:
+        if self._graphs is not None and self._team is None:  # a graph of several ranks holds their exchanges
             yield from self._graphs.rehearse()
         most, requests = self._engine.scheduler.max_batch_tokens, self._engine.scheduler.max_running
         yield from steps(

@@ -15,6 +15,8 @@ from rapid_llm.models.decoder import Decoder, activation_dtype
 from rapid_llm.models.errors import MetadataError
 from rapid_llm.models.gguf_source import GGUFSource
 from rapid_llm.models.opening import Source, open_source
+from rapid_llm.models.parallel import Ranks, Shard
+from rapid_llm.models.parallel import check as check_ranks
 from rapid_llm.models.shards import read_json
 from rapid_llm.models.weights import ModelWeights, load_weights
 
@@ -97,25 +99,54 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def load(model: str | os.PathLike[str], options: EngineOptions, device: torch.device) -> tuple[Decoder, Tokenizer]:
+@dataclass(frozen=True, slots=True)
+class FileRecipe:
+    """How ranks make a model that is in files; see `parallel.Recipe`."""
+
+    model: str
+
+    def check(self, options: EngineOptions) -> None:
+        """Raise `ParallelError` for a model that does not divide; fetches it, so that not every rank does."""
+        path = hub.resolve_model(self.model, load_format=options.load_format)
+        check_ranks(read_config(open_source(path, load_format=options.load_format)), options.tensor_parallel)
+
+    def __call__(self, options: EngineOptions, device: torch.device, ranks: Ranks | None) -> tuple[Decoder, Tokenizer]:
+        """See `load`."""
+        return load(self.model, options, device, ranks)
+
+
+def load(
+    model: str | os.PathLike[str], options: EngineOptions, device: torch.device, ranks: Ranks | None = None
+) -> tuple[Decoder, Tokenizer]:
     """Read a model on to `device`; see `open_model`. A load that takes long says how far it is, on a terminal.
 
-    Raises `ModelError`s, and `ValueError` for options that the weights cannot honour.
+    ranks: reads the part of one of them. Raises `ModelError`s, and `ValueError` for options that the weights cannot
+    honour.
     """
     opened = open_model(model, load_format=options.load_format)
+    shard = None if ranks is None else Shard(opened.config, ranks.index, ranks.count)
+    shows = sys.stderr.isatty() and (ranks is None or ranks.index == 0)
     weights = load_weights(
         opened.source,
         opened.config,
         device=device,
         dtype=activation_dtype(options.dtype, device),
-        progress=_Progress(opened.config.name) if sys.stderr.isatty() else None,
+        progress=_Progress(opened.config.name) if shows else None,
         quantization=options.quantization,
+        shard=shard,
     )
-    return bind(opened.config, weights, options, device), opened.tokenizer
+    return bind(opened.config if shard is None else shard.config, weights, options, device, ranks), opened.tokenizer
 
 
-def bind(config: ModelConfig, weights: ModelWeights, options: EngineOptions, device: torch.device) -> Decoder:
-    """The decoder of an engine with these options; it keeps what its rows read, so drop `weights`."""
+def bind(
+    config: ModelConfig,
+    weights: ModelWeights,
+    options: EngineOptions,
+    device: torch.device,
+    ranks: Ranks | None = None,
+) -> Decoder:
+    """The decoder of an engine with these options; it keeps what its rows read, so drop `weights`. ranks: as in
+    `Decoder`."""
     return Decoder(
         config,
         weights,
@@ -123,6 +154,7 @@ def bind(config: ModelConfig, weights: ModelWeights, options: EngineOptions, dev
         dtype=options.dtype,
         page_size=PAGE_SIZE,
         max_model_len=options.max_model_len,
+        ranks=ranks,
     )
 
 

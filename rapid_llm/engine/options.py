@@ -55,7 +55,8 @@ class EngineOptions:
     `auto`, or `pt` to read weights that are pickles (`pytorch_model.bin`), with torch's unpickler that runs no code.
     quantization: `int8`, `int4` or `fp8` quantises dense matrices as they are loaded; None keeps what the file has.
     cuda_graphs: `auto` replays decode steps as CUDA graphs on a GPU, `off` never does; `padded` runs them at the same
-    sizes, with the same padding, but call by call, on any device.
+    sizes, with the same padding, but call by call, on any device. tensor_parallel: processes that compute the model
+    together, each with its part of the weights and of the cache; rank r on cuda:r, or all on the CPU.
     """
 
     dtype: str = "auto"
@@ -72,6 +73,7 @@ class EngineOptions:
     load_format: str = "auto"
     quantization: str | None = None
     cuda_graphs: str = "auto"
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str):  # torch.float32 and the like
@@ -102,6 +104,7 @@ class EngineOptions:
         if self.threads is not None and self.threads > (os.cpu_count() or 1):
             raise ValueError(f"threads={self.threads}: this machine has {os.cpu_count()} CPUs; use at most as many")
         _check_int("max_running", self.max_running, 1)
+        _check_int("tensor_parallel", self.tensor_parallel, 1)
         if self.max_batch_tokens is not None and self.max_batch_tokens < self.max_running:
             raise ValueError(
                 f"max_batch_tokens={self.max_batch_tokens} is below max_running={self.max_running}: a step could not "

@@ -33,10 +33,17 @@ def step_sizes(most: int) -> list[int]:
 
 
 def steps(
-    model: Model, kv: KVCache, sampler: Sampler, *, max_tokens: int, max_sequences: int, max_rows: int | None = None
+    model: Model,
+    kv: KVCache,
+    sampler: Sampler | None,
+    *,
+    max_tokens: int,
+    max_sequences: int,
+    max_rows: int | None = None,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """(what it is, a function that makes it): prefill with the logits of prompts, decode with sampling, and where there
-    are guesses (max_rows, of logits, exceeds max_sequences) their verification, at every size that may matter."""
+    are guesses (max_rows, of logits, exceeds max_sequences) their verification, at every size that may matter.
+    Without a sampler nothing is sampled."""
     for tokens in step_sizes(max_tokens):
         yield f"a prefill step of {tokens} tokens", partial(_step, model, kv, None, tokens, 1)
     for count in step_sizes(max_sequences):
