@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Generator
@@ -37,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if name.startswith("RAPID_LLM_") and not name.startswith("RAPID_LLM_TEST_") and name not in _KEEP:
             del os.environ[name]
             warnings.warn(f"{name} is unset for the tests", stacklevel=1)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background: tests interrupt their children
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _stay_on_own_cpus(config)
     if (path := config.getoption("--result-file")) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SessionRecord(Path(path)), "session-record")

@@ -113,3 +113,15 @@ def test_processes_of_its_own(tmp_path: Path) -> None:
         "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(abs, [-3]))\n"
     )
     assert python("it.py", cwd=tmp_path).stdout == "[3]\n"
+
+
+def test_signals_that_the_caller_ignores() -> None:
+    """Catches: a suite started in the background of a shell, which ignores interrupts, whose forks heed them; and a
+    fork that ignores what its caller does not."""
+    code = "import signal as s; print([s.getsignal(n) for n in (s.SIGINT, s.SIGTERM, s.SIGHUP, s.SIGUSR1)])"
+    seen = []
+    for executable in (sys.executable, warm.executable()):
+        line = f"""trap '' INT HUP; "{executable}" -c '{code}'"""
+        seen.append(subprocess.run(["sh", "-c", line], capture_output=True, text=True).stdout)
+    assert seen[0] == seen[1]
+    assert "SIG_IGN" in seen[0]

@@ -25,6 +25,7 @@ def main() -> None:
         "folder": os.getcwd(),
         "umask": _umask(),
         "streams": [number for number in (0, 1, 2) if _is_open(number)],
+        "ignored": [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN],
     }
     with socket.socket(socket.AF_UNIX) as door:
         door.connect(os.path.join(os.path.dirname(os.path.abspath(__file__)), "door"))
@@ -38,7 +39,8 @@ def main() -> None:
             os.kill(child, number)
 
         for number in FORWARDED:
-            signal.signal(number, forward)
+            if number not in request["ignored"]:
+                signal.signal(number, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         answer = answers.readline()
     if not answer:

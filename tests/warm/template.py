@@ -71,7 +71,9 @@ def _attend(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def become(request: dict[str, Any], streams: list[int], paths: list[str]) -> None:
     """Take on the streams, the environment and the folder that were sent."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        mine = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else mine)
     for number in (0, 1, 2):
         os.close(number)
     for number, stream in zip(request["streams"], streams, strict=True):
