@@ -30,7 +30,7 @@ from rapid_llm.verify.rounding import (
     fp32_rounding,
     gamma,
 )
-from rapid_llm.verify.ulp import lowest_bit
+from rapid_llm.verify.ulp import E4M3, half_ulp, lowest_bit
 
 Args = dict[str, Any]
 
@@ -278,12 +278,19 @@ def kvcache_write(args: Args, expected: tuple[Tensor, Tensor], roundings: tuple[
 
 
 def rope_kvcache_write(args: Args, expected: tuple[Tensor, ...], roundings: tuple[str, ...] = ()) -> tuple[Tensor, ...]:
-    """As rope; a key's bound goes with it into its slot, and the rest of the caches is exact."""
+    """As rope; a key's bound goes with it into its slot, and the rest of the caches is exact.
+
+    Into a cache of e4m3 a key is rounded once more, by half a step where it may stand after the first rounding: 2**-4
+    of its binade, or 2**-10 below the normal numbers.
+    """
     query, key = rope(args, (expected[0], expected[1]), roundings)
+    stored = key
+    if args["k_cache"].dtype == E4M3:
+        stored = key + half_ulp(torch.nan_to_num(expected[1].abs(), nan=0.0, posinf=0.0) + key, E4M3)
     slots, page_size = args["slot_mapping"].to(torch.int64), args["k_cache"].shape[1]
     kept = slots >= 0
     k_cache, v_cache = (torch.zeros_like(e) for e in expected[2:])
-    k_cache[slots[kept] // page_size, slots[kept] % page_size] = key[kept]
+    k_cache[slots[kept] // page_size, slots[kept] % page_size] = stored[kept]
     return query, key, k_cache, v_cache
 
 

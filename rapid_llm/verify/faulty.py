@@ -322,13 +322,16 @@ _OWN: Final[dict[str, tuple[tuple[str, str, str | None], ...]]] = {
     ),
     "kvcache.write": tuple(
         (fault, "fp32", None)
-        for fault in ("page size fixed", "padding written", "slot 0 skipped", "keys and values swapped")
+        for fault in (
+            *("page size fixed", "padding written", "slot 0 skipped", "keys and values swapped"),
+            *("fp8 truncates", "fp8 overflows"),
+        )
     ),
     "rope_kvcache_write": tuple(
         (fault, "fp32", None)
         for fault in (
             *("key cached unrotated", "key rotated in the cache alone", "padding not rotated", "padding written"),
-            *("pairing fixed", "page size fixed", "keys and values swapped"),
+            *("pairing fixed", "page size fixed", "keys and values swapped", "fp8 truncates", "fp8 overflows"),
         )
     ),
     "sample": tuple(

@@ -46,13 +46,15 @@ def _nothing_written(now: Tensor, before: Tensor) -> None:
 def _nan_swallowed(now: Tensor, before: Tensor) -> None:
     """Lets a maximum or a clamp turn NaN into a number."""
     if now.dtype.is_floating_point:
-        now.copy_(torch.where(_changed(now, before).view(now.shape) & torch.isnan(now), torch.zeros_like(now), now))
+        wide = now.double()  # fp8 has no arithmetic
+        now.copy_(torch.where(_changed(now, before).view(now.shape) & torch.isnan(wide), 0.0, wide))
 
 
 def _a_share(now: Tensor, before: Tensor) -> None:
     """0.3 of what is due."""
     if now.dtype.is_floating_point:
-        now.copy_(torch.where(_changed(now, before).view(now.shape), now * 0.3, now))
+        wide = now.double()
+        now.copy_(torch.where(_changed(now, before).view(now.shape), wide * 0.3, wide))
 
 
 def _past_the_end(now: Tensor, before: Tensor) -> None:

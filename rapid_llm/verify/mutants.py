@@ -28,6 +28,7 @@ _CRITICAL: Final = frozenset(
         *(faulty_layout.SPACED, faulty_layout.OTHER_SPACED),
         *("sees one more", "sees one less", "not causal", "one too far", "position off by one"),
         *("window ignored", "window one wider", "window one narrower", "softcap ignored", "softcap before scale"),
+        *("fp8 truncates", "fp8 overflows", "fp8 bias of 8", "fp8 subnormals flushed"),
         *("eps constant", "eps ignored", "eps outside", "scale ignored", "temperature ignored", "0.3 of the answer"),
     }
 )
@@ -122,8 +123,8 @@ def mutants_of(op: OpSpec, row: KernelSpec) -> Iterator[FaultyRow]:
             fn = faulty_in_place.truncating(op, right, torch_dtype(dtype))
             yield FaultyRow(op.id, "truncates", fn, dtype, scheme)
     for mutant in faulty.own(op.id):
-        feature = plain_paged.FEATURES.get(mutant.fault)
-        if any(dim.name == feature and not dim.holds(1) for dim in row.shape.require):
+        feature, value = plain_paged.FEATURES.get(mutant.fault, ("", 0))
+        if any(dim.name == feature and not dim.holds(value) for dim in row.shape.require):
             continue  # the row takes no call in which it shows
         if (mutant.dtype, mutant.scheme or (op.schemes[0] if op.schemes else None)) in pairs:
             yield mutant

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rapid_llm.verify.formats import dequantise
 from rapid_llm.verify.selection import AcceptableIds, acceptable_ids
+from rapid_llm.verify.ulp import E4M3, LARGEST_E4M3, saturated
 
 Expected = Tensor | tuple[Tensor, ...] | AcceptableIds
 
@@ -217,18 +218,29 @@ def attention_decode(
     return result
 
 
+def held(values: Tensor, cache: Tensor) -> Tensor:
+    """`values` (float64) as `cache` holds them: exactly, or `saturated` in e4m3."""
+    return saturated(values) if cache.dtype == E4M3 else values
+
+
 @_reference
 def kvcache_write(
     *, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The caches after the writes, exact; a negative slot writes nothing."""
+    """The caches after the writes, exact (`held`); a negative slot writes nothing."""
+    return _written(held(_f64(key), k_cache), held(_f64(value), v_cache), k_cache, v_cache, slot_mapping)
+
+
+def _written(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+) -> tuple[Tensor, Tensor]:
     caches = []
     page_size = k_cache.shape[1]
     slots = slot_mapping.to(torch.int64)
     keep = slots >= 0
     for source, cache in ((key, k_cache), (value, v_cache)):
         result = _f64(cache).clone()
-        result[slots[keep] // page_size, slots[keep] % page_size] = _f64(source)[keep]
+        result[slots[keep] // page_size, slots[keep] % page_size] = source[keep]
         caches.append(result)
     return caches[0], caches[1]
 
@@ -246,10 +258,11 @@ def rope_kvcache_write(
     slot_mapping: Tensor,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(query, key, k_cache, v_cache): rotation, then the write of the exact rotated key."""
+    """(query, key, k_cache, v_cache): rotation, then the write of the exact rotated key, within the cache's range."""
     query, key = rope(query=query, key=key, positions=positions, cos_sin_cache=cos_sin_cache, interleaved=interleaved)
-    caches = kvcache_write(key=key, value=value, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
-    return query, key, *caches
+    limit = LARGEST_E4M3 if k_cache.dtype == E4M3 else float("inf")
+    kept = key.clamp(-limit, limit)
+    return query, key, *_written(kept, held(_f64(value), v_cache), k_cache, v_cache, slot_mapping)
 
 
 @_reference

@@ -233,6 +233,19 @@ def shorten(x: Tensor, bits: int) -> Tensor:
     return torch.where(torch.isfinite(x), rounded, x)
 
 
+def _held(values: Tensor, cache: Tensor, fault: str) -> Tensor:
+    """`values` as `cache` may hold them."""
+    if cache.dtype != torch.float8_e4m3fn:
+        return values
+    wide = values.float()
+    if fault == "fp8 truncates":
+        bits = wide.clamp(-448, 448).view(torch.int32)
+        wide = (bits & ~0xFFFFF).view(torch.float32)
+    if fault == "fp8 overflows":
+        wide = torch.where(wide.abs() > 448, math.nan, wide)
+    return wide.clamp(-448, 448).to(cache.dtype)
+
+
 def kvcache_write(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, fault: str = ""
 ) -> None:
@@ -245,8 +258,8 @@ def kvcache_write(
         at = (max(slot, 0) // page, max(slot, 0) % page)
         if at[0] >= k_cache.shape[0] or at[1] >= k_cache.shape[1]:
             continue
-        k_cache[at] = value[i] if fault == "keys and values swapped" else key[i]
-        v_cache[at] = value[i]
+        k_cache[at] = _held(value[i] if fault == "keys and values swapped" else key[i], k_cache, fault)
+        v_cache[at] = _held(value[i], v_cache, fault)
 
 
 def rope_kvcache_write(

@@ -17,6 +17,9 @@ _LIMITS: Final = (
 )
 """Faults of attention that show where a query sees a window, or scores are capped."""
 
+_FP8: Final = (("fp8 bias of 8", "bf16"), ("fp8 subnormals flushed", "fp32"))
+"""Faults of reading a cache of e4m3: the exponents of another vendor's format, and numbers below 2**-6 lost."""
+
 FAULTS: Final = MappingProxyType(
     {
         "attention.decode": tuple(
@@ -33,6 +36,7 @@ FAULTS: Final = MappingProxyType(
                 ("scores in fp16", "fp32"),
                 ("weights through bf16", "fp32"),
                 *_LIMITS,
+                *_FP8,
             )
         ),
         "attention.prefill": tuple(
@@ -45,14 +49,20 @@ FAULTS: Final = MappingProxyType(
                 ("heads interleaved", "fp32"),
                 ("weights through bf16", "fp32"),
                 *_LIMITS,
+                *_FP8,
             )
         ),
     }
 )
 """op -> (fault, dtype and scheme where it shows)."""
 
-FEATURES: Final = MappingProxyType({fault: fault.split()[0] for fault, _ in _LIMITS})
-"""fault -> the dimension that is 0 in calls where it does not show."""
+FEATURES: Final = MappingProxyType(
+    {
+        **{fault: (fault.split()[0], 1) for fault, _ in _LIMITS},
+        **dict.fromkeys((*(fault for fault, _ in _FP8), "fp8 truncates", "fp8 overflows"), ("kv_bits", 8)),
+    }
+)
+"""fault -> a dimension, and a value of it that calls in which the fault shows may have and others have not."""
 
 
 def _attention(
@@ -80,7 +90,7 @@ def _attention(
     pages = table.long()[slots // k_cache.shape[1]]
     if fault == "block table ignored":
         pages = slots // k_cache.shape[1]
-    keys, values = (c[pages, slots % k_cache.shape[1]].float() for c in (k_cache, v_cache))
+    keys, values = (_read(c, fault)[pages, slots % k_cache.shape[1]] for c in (k_cache, v_cache))
     heads, groups = query.shape[0], keys.shape[1]
     owner = torch.arange(heads) % groups if fault == "heads interleaved" else torch.arange(heads) // (heads // groups)
     scores = torch.einsum("hd,nhd->hn", query.float(), keys[:, owner]) * (1.0 if fault == "scale ignored" else factor)
@@ -99,6 +109,16 @@ def _attention(
     if fault == "weights through bf16":
         weights = weights.bfloat16().float()
     return torch.einsum("hn,nhd->hd", weights, values[:, owner])
+
+
+def _read(cache: Tensor, fault: str) -> Tensor:
+    """The numbers of a cache in fp32."""
+    values = cache.float()
+    if cache.dtype == torch.float8_e4m3fn and fault == "fp8 bias of 8":
+        return values / 2
+    if cache.dtype == torch.float8_e4m3fn and fault == "fp8 subnormals flushed":
+        return torch.where(values.abs() < 2.0**-6, 0.0, values)
+    return values
 
 
 def attention_prefill(

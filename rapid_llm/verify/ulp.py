@@ -38,6 +38,10 @@ class Format:
         return 2.0**self.emin
 
 
+E4M3: Final = torch.float8_e4m3fn
+LARGEST_E4M3: Final = 448.0
+"""The format has no infinities, and of its top binade one code is NaN."""
+
 FORMATS: Final = MappingProxyType(
     {
         torch.float32: Format(24, -126, 127),
@@ -45,6 +49,8 @@ FORMATS: Final = MappingProxyType(
         torch.bfloat16: Format(8, -126, 127),
     }
 )
+
+_EVERY: Final = MappingProxyType({**FORMATS, E4M3: Format(4, -6, 8)})
 
 LABELS: Final = MappingProxyType(
     {
@@ -69,9 +75,9 @@ _STORED: Final = 0x7FF
 def format_of(dtype: torch.dtype) -> Format:
     """The format of `dtype`; raises `ValueError` where it is not one of the formats known here."""
     try:
-        return FORMATS[dtype]
+        return _EVERY[dtype]
     except KeyError:
-        known = ", ".join(str(d).removeprefix("torch.") for d in FORMATS)
+        known = ", ".join(str(d).removeprefix("torch.") for d in _EVERY)
         raise ValueError(f"no floating-point format for {dtype}; known: {known}") from None
 
 
@@ -113,6 +119,19 @@ def truncate_to(value: Tensor, dtype: torch.dtype) -> Tensor:
     """`value` (float64) rounded towards zero in `dtype`; the fault that a careless store makes."""
     step = spacing(value, dtype)
     return torch.where(torch.isfinite(value), torch.trunc(value / step) * step, value)
+
+
+def saturated(value: Tensor) -> Tensor:
+    """`value` (float64) as the nearest number of e4m3, ties to even, none beyond the largest. Stays float64."""
+    return round_to(value.clamp(-LARGEST_E4M3, LARGEST_E4M3), E4M3)
+
+
+def e4m3_numbers() -> Tensor:
+    """Every number of e4m3, ascending, as float64; 0 once."""
+    count = torch.arange(-7, 8, dtype=torch.float64) * 2.0**-9
+    binades = [(1 + torch.arange(8, dtype=torch.float64) / 8) * 2.0**e for e in range(-6, 9)]
+    normal = torch.cat(binades)[:-1]
+    return torch.cat((-normal.flip(0), count, normal))
 
 
 def ulp_error(got: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:

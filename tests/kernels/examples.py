@@ -18,6 +18,9 @@ from rapid_llm.kernels.ops.gemm.gguf_blocks import DECODERS
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Make = Callable[[torch.dtype], Call]
 
+_FP8 = torch.float8_e4m3fn
+"""Of a cache."""
+
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
 
 
@@ -44,16 +47,18 @@ def _table(scheme: str) -> tuple[Any, ...]:
     return torch.zeros(3, dtype=torch.int64), _blocks(99, 576, scheme)
 
 
-def _cache_write(heads: int, dim: int, dtype: torch.dtype) -> tuple[Any, ...]:
+def _cache_write(heads: int, dim: int, dtype: torch.dtype, kv: torch.dtype | None = None) -> tuple[Any, ...]:
     key, value = torch.zeros(2, 5, heads, dim, dtype=dtype)
-    k_cache, v_cache = torch.zeros(2, 4, 16, heads, dim, dtype=dtype)
+    k_cache, v_cache = torch.zeros(2, 4, 16, heads, dim, dtype=kv or dtype)
     return key, value, k_cache, v_cache, torch.zeros(5, dtype=torch.int64)
 
 
-def _rope_cache_write(q_heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype) -> tuple[Any, ...]:
+def _rope_cache_write(
+    q_heads: int, kv_heads: int, dim: int, rotary: int, dtype: torch.dtype, kv: torch.dtype | None = None
+) -> tuple[Any, ...]:
     """Query, key and value as views of one fused projection, as the decoder passes them."""
     qkv = torch.zeros(5, (q_heads + 2 * kv_heads) * dim, dtype=dtype).view(5, q_heads + 2 * kv_heads, dim)
-    caches = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
+    caches = torch.zeros(2, 4, 16, kv_heads, dim, dtype=kv or dtype)
     index = torch.zeros(5, dtype=torch.int64)
     return *qkv.split((q_heads, kv_heads, kv_heads), 1), *caches, index, torch.zeros(99, rotary), index
 
@@ -81,10 +86,18 @@ def _odd_blocks(rows: int, elements: int, scheme: str) -> torch.Tensor:
 
 
 def _attention(
-    tokens: int, sequences: int, q_heads: int, kv_heads: int, dim: int, *, ragged: bool, dtype: torch.dtype
+    tokens: int,
+    sequences: int,
+    q_heads: int,
+    kv_heads: int,
+    dim: int,
+    *,
+    ragged: bool,
+    dtype: torch.dtype,
+    kv: torch.dtype | None = None,
 ) -> tuple[Any, ...]:
     query = torch.zeros(tokens, q_heads, dim, dtype=dtype)
-    k_cache, v_cache = torch.zeros(2, 4, 16, kv_heads, dim, dtype=dtype)
+    k_cache, v_cache = torch.zeros(2, 4, 16, kv_heads, dim, dtype=kv or dtype)
     offsets = (torch.zeros(sequences + 1, dtype=torch.int32),) if ragged else ()
     lens, table = torch.zeros(sequences, dtype=torch.int32), torch.zeros(sequences, 3, dtype=torch.int32)
     return query, k_cache, v_cache, *offsets, lens, table, dim**-0.5
@@ -174,10 +187,12 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
     "kvcache.write": [
         ("small model", lambda dtype: (_cache_write(3, 64, dtype=dtype), {})),
         ("8B", lambda dtype: (_cache_write(8, 128, dtype=dtype), {})),
+        ("fp8", lambda dtype: (_cache_write(8, 128, dtype=dtype, kv=_FP8), {})),
     ],
     "rope_kvcache_write": [
         ("small model", lambda dtype: (_rope_cache_write(9, 3, 64, 64, dtype=dtype), {})),
         ("8B", lambda dtype: (_rope_cache_write(32, 8, 128, 128, dtype=dtype), {})),
+        ("fp8", lambda dtype: (_rope_cache_write(32, 8, 128, 128, dtype=dtype, kv=_FP8), {})),
         ("partial, interleaved", lambda dtype: (_rope_cache_write(6, 2, 80, 48, dtype=dtype), {"interleaved": True})),
     ],
     "attention.decode": [
@@ -185,12 +200,14 @@ EXAMPLES: dict[str, list[tuple[str, Make]]] = {
         ("small model, a batch", lambda dtype: (_attention(9, 9, 9, 3, 64, ragged=False, dtype=dtype), {})),
         ("Gemma 2", lambda dtype: (_attention(2, 2, 8, 4, 256, ragged=False, dtype=dtype), _LIMITS)),
         ("window", lambda dtype: (_attention(9, 9, 32, 8, 128, ragged=False, dtype=dtype), {"window": 4096})),
+        ("fp8", lambda dtype: (_attention(1, 1, 4, 1, 128, ragged=False, dtype=dtype, kv=_FP8), {})),
     ],
     "attention.prefill": [
         ("8B", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {})),
         ("small model, short chunks", lambda dtype: (_attention(6, 3, 9, 3, 64, ragged=True, dtype=dtype), {})),
         ("Gemma 2", lambda dtype: (_attention(512, 1, 8, 4, 256, ragged=True, dtype=dtype), _LIMITS)),
         ("window", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype), {"window": 4096})),
+        ("fp8", lambda dtype: (_attention(512, 1, 32, 8, 128, ragged=True, dtype=dtype, kv=_FP8), {})),
     ],
     "moe.topk": [
         ("Qwen3", lambda dtype: ((torch.zeros(5, 128, dtype=dtype), 8), {})),

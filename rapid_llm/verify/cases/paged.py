@@ -10,15 +10,27 @@ from torch import Tensor
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, lay_heads, normal, torch_dtype
 from rapid_llm.verify.cases.families import EXTREME, FAMILIES, Family
+from rapid_llm.verify.ulp import E4M3, e4m3_numbers
 
 PAGE = 16
 SPARE = 3
 """Pages beyond those that the sequences need; page 0 among them. They hold NaN."""
 
 
+def e4m3_ties(g: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The numbers of e4m3, the midpoints between them, what is next to a midpoint, and what lies beyond them all."""
+    numbers = e4m3_numbers()
+    middle = (numbers[1:] + numbers[:-1]) / 2
+    near = middle * (1 + torch.finfo(dtype).eps)
+    far = torch.tensor([-0.0, 464.0, 465.0, 480.0, 3e4, torch.finfo(dtype).max, torch.inf], dtype=torch.float64)
+    every = torch.cat((numbers, middle, near, far, -near, -far))
+    return every[torch.randint(0, len(every), tuple(shape), generator=g)].to(dtype)
+
+
 def lay_cache(shape: Sequence[int], kind: torch.dtype, layout: str, device: Device, fill: Tensor) -> Tensor:
-    """A cache holding `fill`: `contiguous`, `paired` (keys and values share pages) or `far` (pages 2**31 elements
-    apart)."""
+    """A cache holding `fill` as `kind`: `contiguous`, `paired` (keys and values share pages) or `far` (pages 2**31
+    elements apart)."""
+    fill = fill.to(kind)
     if layout == "paired":
         both = torch.full((shape[0], 2, *shape[1:]), float("nan"), dtype=kind, device=device)
         return both[:, 0].copy_(fill)
@@ -26,7 +38,8 @@ def lay_cache(shape: Sequence[int], kind: torch.dtype, layout: str, device: Devi
 
 
 def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
-    """Shuffled slots, padding among them, slots at page borders, strided keys and caches, every kind of number."""
+    """Shuffled slots, padding among them, slots at page borders, strided keys and caches, every kind of number; caches
+    of e4m3."""
     del scheme
     kind = torch_dtype(dtype)
 
@@ -43,9 +56,10 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
         cache: str = "contiguous",
         slots: str = "contiguous",
         draw: Family | None = None,
+        fp8: bool = False,
         **more: Any,
     ) -> Case:
-        pages = max(pages, -(-tokens // page) + 1)
+        pages, stored = max(pages, -(-tokens // page) + 1), E4M3 if fp8 else kind
 
         def make(g: torch.Generator) -> dict[str, Any]:
             chosen = torch.randperm(pages * page, generator=g)
@@ -63,8 +77,8 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
             return {
                 "key": lay_heads(key, layout, device),
                 "value": lay_heads(value, layout, device),
-                "k_cache": lay_cache(shape, kind, cache, device, normal(g, shape, kind)),
-                "v_cache": lay_cache(shape, kind, cache, device, normal(g, shape, kind)),
+                "k_cache": lay_cache(shape, stored, cache, device, normal(g, shape, kind)),
+                "v_cache": lay_cache(shape, stored, cache, device, normal(g, shape, kind)),
                 "slot_mapping": lay(chosen, slots, device),
             }
 
@@ -76,6 +90,7 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
             case("plain", 5, 3, 16, layout="fused"),
             case("padding", 4, 2, 24, padding=2, cache="paired", slots="stepped"),
             case("page", 3, 1, 7, page=1, layout="stepped"),
+            case("fp8", 5, 3, 16, layout="fused", padding=1, draw=e4m3_ties, fp8=True),
         ]
     return [
         case("empty", 0, 2, 8),
@@ -87,8 +102,16 @@ def kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budg
         *(case("layout", 9, 3, 32, cache=n) for n in ("paired", "offset", "sliced", "outer", "transposed")),
         case("slots", 7, 3, 32, slots="stepped"),
         *(case(name, 7, 3, 64, draw=draw) for name, draw in {**FAMILIES, **EXTREME}.items()),
+        case("fp8", 33, 3, 64, padding=3, draw=e4m3_ties, fp8=True),
+        *(
+            case("fp8", 9, 2, 33, page=8, cache=n, fp8=True)
+            for n in ("paired", "offset", "sliced", "outer", "transposed")
+        ),
+        *(case("fp8", 9, 3, 32, layout=n, draw=e4m3_ties, fp8=True) for n in ("fused", "stepped", "transposed")),
+        *(case(f"fp8 {name}", 7, 3, 64, draw=draw, fp8=True) for name, draw in {**FAMILIES, **EXTREME}.items()),
         case("beyond 2^31", 5, 2, 16, pages=3, cache="far", seeds=1),
         case("beyond 2^31", 2, 2, 16, layout="far", seeds=1),
+        case("beyond 2^31, fp8", 5, 2, 16, pages=3, cache="far", fp8=True, seeds=1),
     ]
 
 
@@ -120,10 +143,15 @@ class _Attention:
         draw: Family | None = None,
         window: int = 0,
         softcap: float = 0.0,
+        fp8: str = "",
         **more: Any,
     ) -> Case:
+        """fp8: the caches are of e4m3 and hold `normal` numbers, or any `codes`."""
+
         def make(g: torch.Generator) -> dict[str, Any]:
-            args = self._paged(g, sequences, heads[1], dim, page, cache, table, spread, exact, shared, draw, window)
+            args = self._paged(
+                g, sequences, heads[1], dim, page, cache, table, spread, exact, shared, draw, window, fp8
+            )
             shape = (sum(q for q, _ in sequences), heads[0], dim)
             query = integers(g, shape, -15, 15, self.kind) if exact else normal(g, shape, self.kind, spread)
             if draw is not None:
@@ -159,6 +187,7 @@ class _Attention:
         shared: bool,
         draw: Family | None,
         window: int,
+        fp8: str,
     ) -> dict[str, Any]:
         """Caches in which every row that no query sees is NaN, and block tables over shuffled pages."""
         lengths = [n for _, n in sequences]
@@ -180,13 +209,16 @@ class _Attention:
                 values = integers(g, shape, -15, 15, self.kind) if exact else normal(g, shape, self.kind, size)
                 if draw is not None and length:
                     values = draw(g, shape, self.kind)
+                if fp8 == "codes":
+                    numbers = e4m3_numbers()
+                    values = numbers[torch.randint(0, len(numbers), shape, generator=g)].to(self.kind)
                 if window and not shared:  # what lies before the window of the first query is no query's
                     values[: max(length - max(sequences[i][0], 1) + 1 - window, 0)] = float("nan")
                 cache[where] = values
-        shape = caches[0].shape
+        shape, stored = caches[0].shape, E4M3 if fp8 else self.kind
         return {
-            "k_cache": lay_cache(shape, self.kind, layout, self.device, caches[0]),
-            "v_cache": lay_cache(shape, self.kind, layout, self.device, caches[1]),
+            "k_cache": lay_cache(shape, stored, layout, self.device, caches[0]),
+            "v_cache": lay_cache(shape, stored, layout, self.device, caches[1]),
             "seq_lens": lay(torch.tensor(lengths, dtype=torch.int32), self._index(table_layout), self.device),
             "block_table": lay(table, table_layout, self.device),
         }
@@ -204,7 +236,9 @@ class _Attention:
             args["k_cache"][first, 0, 0, 1] = float("nan")
         elif what == "value":
             args["v_cache"][first, 0, 1, 2] = float("nan")
-            if self.kind == torch.float32:  # a 16-bit row may split its fp32 weights into parts, and 0 * inf is NaN
+            if (
+                args["v_cache"].dtype == torch.float32
+            ):  # a 16-bit row may split its fp32 weights into parts, and 0 * inf is NaN
                 args["v_cache"][first, 0, 0, 5] = float("inf")
         else:
             raise ValueError(f"unknown special {what!r}")
@@ -243,6 +277,8 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
             case("limits", (40, 3, 0), (4, 2), 16, window=11),
             case("limits", (20, 5), (2, 1), 16, scale=0.37, softcap=1.5, spread=2.0),
             case("limits", (37, 8), (2, 2), 24, window=8, softcap=4.0),
+            case("fp8", (40, 3, 0), (4, 2), 16, fp8="normal", layout="fused"),
+            case("fp8 codes", (20,), (2, 1), 24, fp8="codes", scale=2.0**-8, cache="paired"),
         ]
     return [
         case("empty", ()),
@@ -280,7 +316,13 @@ def attention_decode(dtype: str, device: Device, scheme: str | None = None, *, b
             case("limits", (40, 17), window=12, cache=n, table=t)
             for n, t in (("paired", "sliced"), ("outer", "stepped"))
         ),
+        *(case("fp8", (40, 17, 1, 0), h, d, page=p, fp8="normal") for h, d, p in _GEOMETRIES),
+        *(case("fp8 codes", (60, 17), (4, 2), 64, scale=s, fp8="codes") for s in (2.0**-8, 0.125)),
+        *(case("fp8", (20, 35), fp8="normal", cache=n) for n in ("paired", "offset", "sliced", "outer", "transposed")),
+        *(case(f"fp8, special {s}", (20, 33), (4, 2), 64, special=s, fp8="normal") for s in ("query", "key", "value")),
+        case("fp8, limits", (300, 90, 5), (8, 2), 64, window=70, softcap=4.0, layout="fused", fp8="normal"),
         case("beyond 2^31", (20, 18), cache="far", seeds=1),
+        case("beyond 2^31, fp8", (20, 18), cache="far", fp8="normal", seeds=1),
         case("beyond 2^31", (20, 18), layout="far", seeds=1),
     ]
 
@@ -301,6 +343,8 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
             case("limits", [(3, 40), (7, 7), (2, 0)], (4, 2), 16, window=5),
             case("limits", [(2, 20), (5, 5)], (2, 1), 16, scale=0.37, softcap=1.5, spread=2.0),
             case("limits", [(3, 37)], (2, 2), 24, window=8, softcap=4.0),
+            case("fp8", [(3, 20), (5, 5), (0, 3)], (4, 2), 16, fp8="normal", layout="fused"),
+            case("fp8 codes", [(2, 20)], (2, 1), 24, fp8="codes", scale=2.0**-8, cache="paired"),
         ]
     return [
         case("empty", ()),
@@ -343,6 +387,18 @@ def attention_prefill(dtype: str, device: Device, scheme: str | None = None, *, 
             case("limits", [(9, 40), (17, 17)], window=12, cache=n, table=t)
             for n, t in (("paired", "sliced"), ("outer", "stepped"))
         ),
+        *(case("fp8", [(9, 40), (17, 17), (1, 5), (0, 3)], h, d, page=p, fp8="normal") for h, d, p in _GEOMETRIES),
+        *(case("fp8 codes", [(20, 60), (17, 17)], (4, 2), 64, scale=s, fp8="codes") for s in (2.0**-8, 0.125)),
+        *(
+            case("fp8", [(5, 20), (7, 35)], fp8="normal", cache=n)
+            for n in ("paired", "offset", "sliced", "outer", "transposed")
+        ),
+        *(
+            case(f"fp8, special {s}", [(5, 20), (33, 33)], (4, 2), 64, special=s, fp8="normal")
+            for s in ("query", "key", "value")
+        ),
+        case("fp8, limits", [(5, 300), (90, 90)], (8, 2), 64, window=70, softcap=4.0, layout="fused", fp8="normal"),
         case("beyond 2^31", [(5, 20), (3, 18)], cache="far", seeds=1),
+        case("beyond 2^31, fp8", [(5, 20), (3, 18)], cache="far", fp8="normal", seeds=1),
         case("beyond 2^31", [(1, 20), (1, 18)], layout="far", seeds=1),
     ]

@@ -8,12 +8,14 @@ import torch
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, lay, lay_heads, normal, torch_dtype
 from rapid_llm.verify.cases.families import FAMILIES, Family
-from rapid_llm.verify.cases.paged import PAGE, lay_cache
+from rapid_llm.verify.cases.paged import PAGE, e4m3_ties, lay_cache
 from rapid_llm.verify.cases.rope import rotary_table
+from rapid_llm.verify.ulp import E4M3
 
 
 def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *, budget: str = "full") -> list[Case]:
-    """Both pairings, partial rotation, odd widths, padding, slots at page borders, strided heads and caches, NaN."""
+    """Both pairings, partial rotation, odd widths, padding, slots at page borders, strided heads and caches, NaN,
+    caches of e4m3."""
     del scheme
     kind = torch_dtype(dtype)
 
@@ -36,9 +38,10 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
         spread: float = 1.0,
         special: bool = False,
         draw: Family | None = None,
+        fp8: bool = False,
         **more: Any,
     ) -> Case:
-        pages = max(pages, -(-tokens // page) + 1)
+        pages, stored = max(pages, -(-tokens // page) + 1), E4M3 if fp8 else kind
 
         def make(g: torch.Generator) -> dict[str, Any]:
             slots = torch.randperm(pages * page, generator=g)
@@ -64,8 +67,8 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
                 "query": lay_heads(query, layout, device),
                 "key": lay_heads(key, layout, device),
                 "value": lay_heads(value, layout, device),
-                "k_cache": lay_cache(shape, kind, cache, device, normal(g, shape, kind)),
-                "v_cache": lay_cache(shape, kind, cache, device, normal(g, shape, kind)),
+                "k_cache": lay_cache(shape, stored, cache, device, normal(g, shape, kind)),
+                "v_cache": lay_cache(shape, stored, cache, device, normal(g, shape, kind)),
                 "positions": lay(positions.to(index), stepped, device),
                 "cos_sin_cache": lay(rotary_table(g, table, rotary or dim), other, device),
                 "slot_mapping": lay(slots, stepped, device),
@@ -84,6 +87,8 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
             case("page", 3, (2, 1), 14, page=1, layout="stepped", other="sliced"),
             case("parted", 3, (3, 2), 16, layout="parted", cache="parted"),
             case("special", 5, (2, 1), 16, special=True),
+            case("fp8", 5, (3, 1), 24, rotary=16, layout="fused", padding=1, draw=e4m3_ties, fp8=True),
+            case("fp8", 3, (2, 1), 16, cache="paired", interleaved=True, spread=100.0, fp8=True),
         ]
     both, caches = (False, True), ("contiguous", "paired", "parted")
     return [
@@ -108,6 +113,16 @@ def rope_kvcache_write(dtype: str, device: Device, scheme: str | None = None, *,
         case("large", 9, (3, 1), 64, spread=2e4),
         *(case("special", 5, (2, 2), 16, special=True, interleaved=i) for i in both),
         *(case(name, 7, (3, 1), 64, draw=draw, padding=1) for name, draw in FAMILIES.items()),
+        *(case("fp8", 17, (6, 2), 64, interleaved=i, padding=2, draw=e4m3_ties, fp8=True) for i in both),
+        *(
+            case("fp8", 17, (6, 2), 80, rotary=32, interleaved=i, spread=s, fp8=True)
+            for s in (2.0**-8, 200.0)
+            for i in both
+        ),
+        *(case("fp8", 9, (3, 3), 32, cache=n, fp8=True) for n in ("paired", "offset", "sliced", "outer", "transposed")),
+        *(case("fp8, special", 5, (2, 2), 16, special=True, interleaved=i, fp8=True) for i in both),
+        *(case(f"fp8 {name}", 7, (3, 1), 64, draw=draw, padding=1, fp8=True) for name, draw in FAMILIES.items()),
         case("beyond 2^31", 2, (2, 1), 16, layout="far", seeds=1),
         case("beyond 2^31", 5, (2, 2), 16, pages=3, cache="far", seeds=1),
+        case("beyond 2^31, fp8", 5, (2, 2), 16, pages=3, cache="far", fp8=True, seeds=1),
     ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rapid_llm.kernels.backend.flashinfer._calls import check_rows, deliver, direct, on_device
 from rapid_llm.kernels.backend.flashinfer._plans import Batch
-from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor, check_written
+from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_tensor, check_written
 from rapid_llm.kernels.ops.attention._paged import check_attention
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -31,6 +31,7 @@ def check(
 ) -> None:
     """Raise `ArgumentError` for what flashinfer would misread."""
     check_attention(op, query, k_cache, v_cache, seq_lens, block_table)
+    check_kind(op, "k_cache", k_cache, query)
     for name, tensor in (("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
         check_rows(op, name, tensor)
     if k_cache.stride() != v_cache.stride():

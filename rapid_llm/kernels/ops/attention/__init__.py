@@ -9,10 +9,11 @@ _DIMS = {
     "page_size": "k_cache.shape[1]",
     "window": "window",
     "softcap": "int(softcap != 0)",
+    "kv_bits": "8 * k_cache.element_size()",
 }
-_USUAL = {"window": (0,), "softcap": (0,)}
-_PLAIN = (Dim("window", max=0), Dim("softcap", max=0))
-"""What a row without a window and without a cap of scores requires."""
+_USUAL = {"window": (0,), "softcap": (0,), "kv_bits": (16, 32)}
+_PLAIN = (Dim("window", max=0), Dim("softcap", max=0), Dim("kv_bits", min=16))
+"""What a row without a window, a cap of scores and an fp8 cache requires."""
 
 _NUMERICS = Numerics(accumulate="fp32", roundings=("probs:bf16", "probs:fp16", "partials:bf16", "partials:fp16"))
 """probs: the weights of the keys, before they multiply the values. partials: the results of parts of a sequence."""
@@ -38,9 +39,10 @@ PREFILL = OpSpec(
     doc="""Causal attention of ragged query chunks over the paged cache, which already holds the chunks' own keys.
 
     query: (tokens, query_heads, head_dim), the chunks of all sequences back to back. k_cache, v_cache: (pages,
-    page_size, kv_heads, head_dim); query_heads is a multiple of kv_heads (GQA: query head h reads kv head h // (Hq /
-    Hkv)). cu_seqlens_q: (sequences + 1,) int32 offsets of each chunk. seq_lens: (sequences,) int32, each sequence's
-    whole length including its chunk. block_table: (sequences, max_pages) int32. scale: factor on the scores.
+    page_size, kv_heads, head_dim), of query's dtype or both of float8_e4m3fn; query_heads is a multiple of kv_heads
+    (GQA: query head h reads kv head h // (Hq / Hkv)). cu_seqlens_q: (sequences + 1,) int32 offsets of each chunk.
+    seq_lens: (sequences,) int32, each sequence's whole length including its chunk. block_table: (sequences, max_pages)
+    int32. scale: factor on the scores.
     Query i of a chunk of q tokens is at position p = seq_len - q + i and sees keys 0 .. p, or with a window w > 0 the
     last w of them, p - w + 1 .. p. With a softcap c > 0 a score s, scaled already, becomes c tanh(s / c) (Gemma 2).
     A token that sees no key gives zeros, and so does one behind the last chunk (padding).
@@ -68,11 +70,11 @@ DECODE = OpSpec(
     numerics=_NUMERICS,
     doc="""Attention of one query token per sequence over its paged cache.
 
-    query: (sequences, query_heads, head_dim). k_cache, v_cache: (pages, page_size, kv_heads, head_dim), GQA as in
-    prefill. seq_lens: (sequences,) int32 keys to see; 0 (a padded row) gives zeros. block_table: (sequences, max_pages)
-    int32. scale, window, softcap: as in prefill, for a query at position seq_len - 1. Returns query's shape and dtype;
-    scores and sums in fp32. Split-KV on CUDA, with a number of splits that depends on the batch and the device alone,
-    never on a length.
+    query: (sequences, query_heads, head_dim). k_cache, v_cache: (pages, page_size, kv_heads, head_dim), dtypes and GQA
+    as in prefill. seq_lens: (sequences,) int32 keys to see; 0 (a padded row) gives zeros. block_table: (sequences,
+    max_pages) int32. scale, window, softcap: as in prefill, for a query at position seq_len - 1. Returns query's shape
+    and dtype; scores and sums in fp32. Split-KV on CUDA, with a number of splits that depends on the batch and the
+    device alone, never on a length.
     """,
 )
 

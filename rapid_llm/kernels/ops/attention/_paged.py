@@ -9,6 +9,7 @@ import torch
 
 from rapid_llm.kernels.ops import triton_support
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_tensor, check_written
+from rapid_llm.kernels.ops.e4m3 import E4M3
 from rapid_llm.kernels.ops.gemm.precision import rounds_fp32
 from rapid_llm.kernels.registry import ArgumentError
 
@@ -34,9 +35,10 @@ def check_attention(
     dtype, device = query.dtype, query.device
     if dtype not in _DTYPES:
         raise ArgumentError(f"{op}: query has dtype {dtype}; use float32, float16 or bfloat16")
-    if k_cache.dtype != dtype or v_cache.dtype != dtype:
+    kind = k_cache.dtype
+    if kind != v_cache.dtype or (kind != dtype and kind is not E4M3):
         raise ArgumentError(
-            f"{op}: query is {dtype}, the caches are {k_cache.dtype} and {v_cache.dtype}; use one dtype"
+            f"{op}: query is {dtype}, the caches are {kind} and {v_cache.dtype}; use one dtype, or float8_e4m3fn caches"
         )
     shape, cache_shape = query.shape, k_cache.shape
     if len(shape) != 3 or len(cache_shape) != 4:

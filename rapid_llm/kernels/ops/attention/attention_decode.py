@@ -25,6 +25,7 @@ from rapid_llm.kernels.ops.attention._paged import (
     probability_parts,
     sequence_heads,
 )
+from rapid_llm.kernels.ops.e4m3 import E4M3, as_bytes, decode_e4m3, settled
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
 from rapid_llm.kernels.registry import ArgumentError
@@ -103,9 +104,9 @@ def _attend_one(
     if softcap:
         nothing = torch.zeros(1, dtype=torch.bool)
         return attend_capped(query.float(), keys.float(), values.float(), nothing, scale, softcap).to(query.dtype)
-    if query.dtype == torch.float32:
+    if keys.dtype == torch.float32:
         return scaled_dot_product_attention(query, keys, values, scale=scale, enable_gqa=True)
-    # Weights of 16 bits would not be accurate enough.
+    # Weights of 16 bits would not be accurate enough, and of fp8 there is no product.
     found = scaled_dot_product_attention(query.float(), keys.float(), values.float(), scale=scale, enable_gqa=True)
     return found.to(query.dtype)
 
@@ -131,8 +132,8 @@ def _decode_on_device(
     hidden = positions >= seq_lens[:, None]
     if window:
         hidden |= positions < seq_lens[:, None] - window
-    keys = k_cache[pages].flatten(1, 2).masked_fill(hidden[:, :, None, None], 0.0).transpose(1, 2)
-    values = v_cache[pages].flatten(1, 2).masked_fill(hidden[:, :, None, None], 0.0).transpose(1, 2)
+    keys = k_cache[pages].flatten(1, 2).double().masked_fill(hidden[:, :, None, None], 0.0).transpose(1, 2)
+    values = v_cache[pages].flatten(1, 2).double().masked_fill(hidden[:, :, None, None], 0.0).transpose(1, 2)
     found = attend_exactly(query.unsqueeze(2), keys, values, hidden[:, None, None, None], scale, softcap)
     return out.copy_(found.squeeze(2))
 
@@ -173,7 +174,8 @@ def _decode_split(
     stride_vp, stride_vr, stride_vh, stride_vd, stride_lens, stride_ts, stride_te, stride_ot, stride_oh, stride_od,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr, BY_WHILE: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, FP8: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
+    BY_WHILE: tl.constexpr,
 ):  # fmt: skip
     SLICES: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
     sequence = (tl.program_id(0) // (KV_HEADS * SLICES)).to(tl.int64)
@@ -204,7 +206,7 @@ def _decode_split(
             maximum, total, acc = _decode_block(
                 q, k_ptr, v_ptr, table_ptr, at_key, last, dim, maximum, total, acc, scale_log2, cap_log2, stride_te,
                 stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd, HEAD_DIM, PAGE, BLOCK_N,
-                CAPPED, PARTS, SHIFT,
+                CAPPED, FP8, PARTS, SHIFT,
             )  # fmt: skip
             at_key += BLOCK_N
     else:
@@ -212,7 +214,7 @@ def _decode_split(
             maximum, total, acc = _decode_block(
                 q, k_ptr, v_ptr, table_ptr, at_key, last, dim, maximum, total, acc, scale_log2, cap_log2, stride_te,
                 stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd, HEAD_DIM, PAGE, BLOCK_N,
-                CAPPED, PARTS, SHIFT,
+                CAPPED, FP8, PARTS, SHIFT,
             )  # fmt: skip
 
     if SPLITS == 1:
@@ -235,14 +237,20 @@ def _decode_block(
     q, k_ptr, v_ptr, table_ptr, start, last, dim, maximum, total, acc, scale_log2, cap_log2, stride_te,
     stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
     HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
+    CAPPED: tl.constexpr, FP8: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     positions = start + tl.arange(0, BLOCK_N)
     inside = positions < last
     page, row = block_rows(table_ptr, positions, inside, stride_te, PAGE)
     used = inside[:, None] & (dim < HEAD_DIM)[None, :]
-    k = tl.load(k_ptr + (page * stride_kp + row * stride_kr)[:, None] + dim[None, :] * stride_kd, mask=used, other=0.0)
-    v = tl.load(v_ptr + (page * stride_vp + row * stride_vr)[:, None] + dim[None, :] * stride_vd, mask=used, other=0.0)
+    k = tl.load(k_ptr + (page * stride_kp + row * stride_kr)[:, None] + dim[None, :] * stride_kd, mask=used, other=0)
+    v = tl.load(v_ptr + (page * stride_vp + row * stride_vr)[:, None] + dim[None, :] * stride_vd, mask=used, other=0)
+    if FP8:
+        k = decode_e4m3(k).to(q.dtype)
+        v = decode_e4m3(v).to(q.dtype)
+        if PARTS > 0:
+            k = settled(k)
+            v = settled(v)
     visible = inside[None, :]
     return attend_block(q, k, v, visible, maximum, total, acc, scale_log2, cap_log2, True, CAPPED, PARTS, SHIFT)
 
@@ -301,10 +309,12 @@ def _launch(
     window = min(window, max_keys)
     launch(
         _decode_split, (programs, splits), device,
-        query, k_cache, v_cache, seq_lens, block_table, out, acc, stats, factor, cap, max_keys, window,
+        query, as_bytes(k_cache), as_bytes(v_cache), seq_lens, block_table, out, acc, stats,
+        factor, cap, max_keys, window,
         *query.stride(), *k_cache.stride(), *v_cache.stride(), *seq_lens.stride(), *block_table.stride(), *out.stride(),
         KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, PAGE=page_size, SPLITS=splits,
-        WINDOWED=window > 0, CAPPED=cap > 0, BY_WHILE=loops_by_while(), **probability_parts(query.dtype), **meta,
+        WINDOWED=window > 0, CAPPED=cap > 0, FP8=k_cache.dtype is E4M3,
+        BY_WHILE=loops_by_while(), **probability_parts(query.dtype), **meta,
     )  # fmt: skip
     if splits > 1:
         block_d = min(64, meta["BLOCK_D"])

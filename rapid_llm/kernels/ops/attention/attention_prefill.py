@@ -25,6 +25,7 @@ from rapid_llm.kernels.ops.attention._paged import (
     probability_parts,
     sequence_heads,
 )
+from rapid_llm.kernels.ops.e4m3 import E4M3, as_bytes, decode_e4m3, settled
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
 from rapid_llm.kernels.registry import ArgumentError
@@ -100,7 +101,7 @@ def _prefill_by_sequence(
         start = max(before + 1 - window, 0) if window else 0
         keys, values = sequence_heads(_OP, i, k_cache, v_cache, block_table, pages, length, start)
         rows = query[begin:end].transpose(0, 1).unsqueeze(0)
-        if query.dtype != torch.float32:  # 16-bit probabilities would not be accurate enough
+        if keys.dtype != torch.float32:  # 16-bit probabilities would not be accurate enough; fp8 has no product
             rows, keys, values = rows.float(), keys.float(), values.float()
         for at in range(0, end - begin, _CPU_BLOCK):
             block = rows[:, :, at : at + _CPU_BLOCK]
@@ -163,7 +164,8 @@ def _prefill(
     stride_ot, stride_oh, stride_od,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr, BY_WHILE: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, FP8: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
+    BY_WHILE: tl.constexpr,
 ):  # fmt: skip
     # The last tiles of a sequence see the most keys: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -221,7 +223,7 @@ def _prefill(
                 maximum, total, acc = _prefill_block(
                     q, k_ptr, v_ptr, table_ptr, start, last, limit, window, dim, maximum, total, acc, scale_log2,
                     cap_log2, stride_te, stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
-                    MASKED, HEAD_DIM, PAGE, BLOCK_D, BLOCK_N, WINDOWED, CAPPED, PARTS, SHIFT,
+                    MASKED, HEAD_DIM, PAGE, BLOCK_D, BLOCK_N, WINDOWED, CAPPED, FP8, PARTS, SHIFT,
                 )  # fmt: skip
                 start += BLOCK_N
         else:
@@ -229,7 +231,7 @@ def _prefill(
                 maximum, total, acc = _prefill_block(
                     q, k_ptr, v_ptr, table_ptr, start, last, limit, window, dim, maximum, total, acc, scale_log2,
                     cap_log2, stride_te, stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
-                    MASKED, HEAD_DIM, PAGE, BLOCK_D, BLOCK_N, WINDOWED, CAPPED, PARTS, SHIFT,
+                    MASKED, HEAD_DIM, PAGE, BLOCK_D, BLOCK_N, WINDOWED, CAPPED, FP8, PARTS, SHIFT,
                 )  # fmt: skip
     found = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # a row without keys has accumulated exactly 0
     target = out_ptr + (at * stride_ot + head * stride_oh)[:, None] + dim[None, :] * stride_od
@@ -241,7 +243,7 @@ def _prefill_block(
     q, k_ptr, v_ptr, table_ptr, start, last, limit, window, dim, maximum, total, acc, scale_log2, cap_log2,
     stride_te, stride_kp, stride_kr, stride_kd, stride_vp, stride_vr, stride_vd,
     MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, FP8: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     positions = start + tl.arange(0, BLOCK_N)
     inside = positions < last
@@ -252,8 +254,14 @@ def _prefill_block(
         used = inside[:, None] & (dim < HEAD_DIM)[None, :]
     else:
         used = (dim < HEAD_DIM)[None, :] & (positions >= 0)[:, None]
-    k = tl.load(k_at, mask=used, other=0.0)
-    v = tl.load(v_at, mask=used, other=0.0)
+    k = tl.load(k_at, mask=used, other=0)
+    v = tl.load(v_at, mask=used, other=0)
+    if FP8:
+        k = decode_e4m3(k).to(q.dtype)
+        v = decode_e4m3(v).to(q.dtype)
+        if PARTS > 0:
+            k = settled(k)
+            v = settled(v)
     visible = positions[None, :] < limit[:, None]
     if WINDOWED:
         visible = visible & (positions[None, :] >= (limit - window)[:, None])
@@ -289,10 +297,11 @@ def _launch(
     window = min(window, max_keys)
     launch(
         _prefill, grid, query.device,
-        query, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table, out, factor, cap,
+        query, as_bytes(k_cache), as_bytes(v_cache), cu_seqlens_q, seq_lens, block_table, out, factor, cap,
         tokens, sequences, max_keys, window,
         *query.stride(), *k_cache.stride(), *v_cache.stride(), *cu_seqlens_q.stride(), *seq_lens.stride(),
         *block_table.stride(), *out.stride(),
         GROUP=group, HEAD_DIM=head_dim, PAGE=page_size, MEMBERS=members, BLOCK_Q=block_q,
-        WINDOWED=window > 0, CAPPED=cap > 0, BY_WHILE=loops_by_while(), **probability_parts(query.dtype), **meta,
+        WINDOWED=window > 0, CAPPED=cap > 0, FP8=k_cache.dtype is E4M3,
+        BY_WHILE=loops_by_while(), **probability_parts(query.dtype), **meta,
     )  # fmt: skip

@@ -1,6 +1,10 @@
 """Writes into the paged key/value cache."""
 
-from rapid_llm.kernels.registry import KernelSpec, OpSpec, register
+from rapid_llm.kernels.registry import Dim, KernelSpec, OpSpec, Shape, register
+
+_USUAL = {"kv_bits": (16, 32)}
+_SAME_KIND = Shape(require=(Dim("kv_bits", min=16),))
+"""What a row without fp8 caches requires."""
 
 KVCACHE_WRITE = OpSpec(
     id="kvcache.write",
@@ -11,7 +15,9 @@ KVCACHE_WRITE = OpSpec(
         "kv_heads": "key.shape[1]",
         "head_dim": "key.shape[2]",
         "page_size": "k_cache.shape[1]",
+        "kv_bits": "8 * k_cache.element_size()",
     },
+    usual=_USUAL,
     out=None,
     dtype_of="key",
     dtypes=("fp32", "fp16", "bf16"),
@@ -22,9 +28,10 @@ KVCACHE_WRITE = OpSpec(
     work="rapid_llm.verify.work:kvcache_write",
     doc="""Store each token's key and value in its slot of the paged cache, in place.
 
-    key, value: (tokens, kv_heads, head_dim), any strides. k_cache, v_cache: (pages, page_size, kv_heads, head_dim),
-    same dtype as key. slot_mapping: (tokens,) int64; slot s is page s // page_size, row s % page_size; a negative slot
-    is padding and writes nothing. Distinct tokens must have distinct slots. Returns None.
+    key, value: (tokens, kv_heads, head_dim), any strides. k_cache, v_cache: (pages, page_size, kv_heads, head_dim), of
+    key's dtype, or both of float8_e4m3fn: then numbers are rounded to nearest even and saturate at 448. slot_mapping:
+    (tokens,) int64; slot s is page s // page_size, row s % page_size; a negative slot is padding and writes nothing.
+    Distinct tokens must have distinct slots. Returns None.
     """,
 )
 
@@ -49,6 +56,7 @@ register(
         available="rapid_llm.kernels.cpp:available",
         devices=("cpu",),
         dtypes=("fp32", "fp16", "bf16"),
+        shape=_SAME_KIND,
         layout=("last_dim_contiguous",),
         priority=30,
     ),
@@ -67,7 +75,9 @@ ROPE_KVCACHE_WRITE = OpSpec(
         "head_dim": "query.shape[-1]",
         "rotary_dim": "cos_sin_cache.shape[-1]",
         "page_size": "k_cache.shape[1]",
+        "kv_bits": "8 * k_cache.element_size()",
     },
+    usual=_USUAL,
     out=None,
     dtype_of="query",
     dtypes=("fp32", "fp16", "bf16"),
@@ -80,7 +90,8 @@ ROPE_KVCACHE_WRITE = OpSpec(
 
     query, key, positions, cos_sin_cache, interleaved: as in `rope`; key too is rotated in place, of padding tokens as
     well. value, k_cache, v_cache, slot_mapping: as in `kvcache.write`; a negative slot is padding. The cache receives
-    the same bits as key. query, key, value and the caches do not overlap. Computed in fp32, rounded once. Returns None.
+    the same bits as key; one of float8_e4m3fn receives their rounding, or that of the fp32 value before it. query, key,
+    value and the caches do not overlap. Computed in fp32, rounded once. Returns None.
     """,
 )
 
@@ -105,6 +116,7 @@ register(
         available="rapid_llm.kernels.cpp:available",
         devices=("cpu",),
         dtypes=("fp32",),
+        shape=_SAME_KIND,
         layout=(
             *("query:last_dim_contiguous", "key:last_dim_contiguous", "value:last_dim_contiguous"),
             *("k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous", "cos_sin_cache:contiguous"),
@@ -124,6 +136,7 @@ register(
         devices=("cuda",),
         dtypes=("fp32", "fp16", "bf16"),
         capability=((80, None),),
+        shape=_SAME_KIND,
         layout=(
             *("query:last_dim_contiguous", "key:last_dim_contiguous", "value:last_dim_contiguous"),
             *("k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous", "cos_sin_cache:last_dim_contiguous"),
@@ -141,6 +154,7 @@ register(
         devices=("cuda",),
         dtypes=("fp32", "fp16", "bf16"),
         capability=((80, None),),
+        shape=_SAME_KIND,
         layout=(
             *("query:last_dim_contiguous", "key:last_dim_contiguous", "value:last_dim_contiguous"),
             *("k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous", "cos_sin_cache:last_dim_contiguous"),

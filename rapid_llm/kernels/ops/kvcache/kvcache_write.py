@@ -8,6 +8,7 @@ from typing import NoReturn
 import torch
 
 from rapid_llm.kernels.ops.arguments import check_kind, check_written, token_strides
+from rapid_llm.kernels.ops.e4m3 import E4M3, as_bytes, encode_e4m3, stored
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles, warps_for
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
 from rapid_llm.kernels.registry import ArgumentError
@@ -37,6 +38,7 @@ def write(
     """The op in PyTorch, of arguments known to fit."""
     if not key.shape[0]:
         return
+    key, value = stored(key, k_cache.dtype), stored(value, v_cache.dtype)
     if key.is_cuda:
         _write_masked(key, value, k_cache, v_cache, slot_mapping)
     else:
@@ -57,10 +59,18 @@ def check_fit(
         or cache[3] != shape[2]
         or slots.shape != shape[:1]
         or slots.dtype is not torch.int64
-        or not key.dtype == value.dtype == k_cache.dtype == v_cache.dtype
+        or not (key.dtype == value.dtype and k_cache.dtype == v_cache.dtype)
+        or (k_cache.dtype != key.dtype and k_cache.dtype is not E4M3)
         or not key.device == value.device == k_cache.device == v_cache.device == slots.device
     ):
         _refuse(key, value, k_cache, v_cache, slots)
+
+
+def check_cache(op: str, k_cache: torch.Tensor, v_cache: torch.Tensor, key: torch.Tensor) -> None:
+    """Raise unless the caches are where key is, and of its dtype or both of float8_e4m3fn."""
+    if not (k_cache.dtype is E4M3 and k_cache.device == key.device):
+        check_kind(op, "k_cache", k_cache, key)
+    check_kind(op, "v_cache", v_cache, k_cache)
 
 
 def _refuse(
@@ -68,8 +78,7 @@ def _refuse(
 ) -> NoReturn:
     shape = key.shape
     check_kind("kvcache.write", "value", value, key)
-    check_kind("kvcache.write", "k_cache", k_cache, key)
-    check_kind("kvcache.write", "v_cache", v_cache, key)
+    check_cache("kvcache.write", k_cache, v_cache, key)
     if slots.shape != shape[:1] or slots.dtype is not torch.int64 or slots.device != key.device:
         raise ArgumentError(
             f"kvcache.write: slot_mapping must be int64 of shape {tuple(shape[:1])} on {key.device}: got {slots.dtype} "
@@ -152,7 +161,7 @@ def _kvcache_write_kernel(
     k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, slots, page_size, heads, dim, slot_step,
     k_token, k_head, k_step, v_token, v_head, v_step,
     kc_page, kc_row, kc_head, kc_step, vc_page, vc_row, vc_head, vc_step,
-    HEADS: tl.constexpr, COLUMNS: tl.constexpr,
+    FP8: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -164,6 +173,9 @@ def _kvcache_write_kernel(
     row = slot % page_size
     k = tl.load(k_ptr + token * k_token + head * k_head + col * k_step, mask=mask)
     v = tl.load(v_ptr + token * v_token + head * v_head + col * v_step, mask=mask)
+    if FP8:
+        k = encode_e4m3(k.to(tl.float32))
+        v = encode_e4m3(v.to(tl.float32))
     tl.store(k_cache_ptr + page * kc_page + row * kc_row + head * kc_head + col * kc_step, k, mask=mask)
     tl.store(v_cache_ptr + page * vc_page + row * vc_row + head * vc_head + col * vc_step, v, mask=mask)
 
@@ -174,7 +186,8 @@ def _launch(
     tokens, heads, dim = key.shape
     pages, page_size = k_cache.shape[:2]
     meta = resolve_tiles("kvcache.write", key.device, heads=heads, dim=dim, itemsize=key.element_size())
-    args = (key, value, k_cache, v_cache, slots, pages * page_size, page_size, heads, dim, *token_strides(slots, 1))
+    caches, fp8 = (as_bytes(k_cache), as_bytes(v_cache)), k_cache.dtype is E4M3
+    args = (key, value, *caches, slots, pages * page_size, page_size, heads, dim, *token_strides(slots, 1))
     strides = (*token_strides(key), *token_strides(value), *k_cache.stride(), *v_cache.stride())
     grid = (tokens, -(-heads // meta["HEADS"]))
-    launch(_kvcache_write_kernel, grid, key.device, *args, *strides, **meta)
+    launch(_kvcache_write_kernel, grid, key.device, *args, *strides, FP8=fp8, **meta)

@@ -8,7 +8,8 @@ from typing import NoReturn
 import torch
 
 from rapid_llm.kernels.ops.arguments import check_disjoint, check_kind, check_written, token_strides
-from rapid_llm.kernels.ops.kvcache.kvcache_write import write
+from rapid_llm.kernels.ops.e4m3 import E4M3, as_bytes, encode_e4m3
+from rapid_llm.kernels.ops.kvcache.kvcache_write import check_cache, write
 from rapid_llm.kernels.ops.rope.rope import rotate, side_by_side
 from rapid_llm.kernels.ops.tile_policy import next_power_of_2, resolve_tiles, tiles, warps_for
 from rapid_llm.kernels.ops.triton_support import attempt, launch, tl, triton, use_triton
@@ -86,7 +87,8 @@ def check_fit(
         or table.dtype is not torch.float32
         or slots.dtype is not torch.int64
         or (positions.dtype is not torch.int64 and positions.dtype is not torch.int32)
-        or not query.dtype == key.dtype == value.dtype == k_cache.dtype == v_cache.dtype
+        or not (query.dtype == key.dtype == value.dtype and k_cache.dtype == v_cache.dtype)
+        or (k_cache.dtype != key.dtype and k_cache.dtype is not E4M3)
         or not query.device == key.device == value.device == k_cache.device == v_cache.device
         or not query.device == positions.device == table.device == slots.device
     ):
@@ -103,8 +105,9 @@ def _refuse(
     table: torch.Tensor,
     slots: torch.Tensor,
 ) -> NoReturn:
-    for name, tensor in (("key", key), ("value", value), ("k_cache", k_cache), ("v_cache", v_cache)):
+    for name, tensor in (("key", key), ("value", value)):
         check_kind(OP, name, tensor, query)
+    check_cache(OP, k_cache, v_cache, key)
     for name, tensor in (("positions", positions), ("cos_sin_cache", table), ("slot_mapping", slots)):
         if tensor.device != query.device:
             raise ArgumentError(
@@ -147,7 +150,8 @@ def _rope_kvcache_write_kernel(
     q_token, q_head, q_step, k_token, k_head, k_step, v_token, v_head, v_step,
     kc_page, kc_row, kc_head, kc_step, vc_page, vc_row, vc_head, vc_step,
     position_step, table_row, table_step, slot_step,
-    INTERLEAVED: tl.constexpr, REST: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
+    FP8: tl.constexpr, INTERLEAVED: tl.constexpr, REST: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     # Heads of query, then of key; a program may hold both.
@@ -191,11 +195,18 @@ def _rope_kvcache_write_kernel(
     row = slot % page_size
     k_cache_ptr += page * kc_page + row * kc_row + kv_head * kc_head
     v_cache_ptr += page * vc_page + row * vc_row + kv_head * vc_head
+    if FP8:
+        turned = encode_e4m3(turned.to(tl.float32))
+        crossed = encode_e4m3(crossed.to(tl.float32))
+        v = encode_e4m3(v.to(tl.float32))
     tl.store(k_cache_ptr + first * kc_step, turned, mask=kept & (pair < half))
     tl.store(k_cache_ptr + second * kc_step, crossed, mask=kept & (pair < half))
     if REST:
         rest = kept & (col >= 2 * half) & (col < dim)
-        tl.store(k_cache_ptr + col * kc_step, tl.load(k_ptr + col * k_step, mask=rest), mask=rest)
+        k = tl.load(k_ptr + col * k_step, mask=rest)
+        if FP8:
+            k = encode_e4m3(k.to(tl.float32))
+        tl.store(k_cache_ptr + col * kc_step, k, mask=rest)
     tl.store(v_cache_ptr + col * vc_step, v, mask=kept & (col < dim))
 
 
@@ -214,12 +225,17 @@ def _launch(
     pages, page_size = k_cache.shape[:2]
     heads, half = q_heads + key.shape[1], table.shape[1] // 2
     meta = resolve_tiles(OP, query.device, heads=heads, dim=dim, itemsize=query.element_size())
-    args = (query, key, value, k_cache, v_cache, positions, table, slots)
+    args = (query, key, value, as_bytes(k_cache), as_bytes(v_cache), positions, table, slots)
     sizes = (q_heads, heads, dim, half, table.shape[0], pages * page_size, page_size)
     strides = (
         *(*token_strides(query), *token_strides(key), *token_strides(value), *k_cache.stride(), *v_cache.stride()),
         *(*token_strides(positions, 1), *table.stride(), *token_strides(slots, 1)),
     )
-    form = {"INTERLEAVED": interleaved, "REST": 2 * half < dim, "PAIRS": next_power_of_2(half)}
+    form = {
+        "FP8": k_cache.dtype is E4M3,
+        "INTERLEAVED": interleaved,
+        "REST": 2 * half < dim,
+        "PAIRS": next_power_of_2(half),
+    }
     grid = (tokens, -(-heads // meta["HEADS"]))
     launch(_rope_kvcache_write_kernel, grid, query.device, *args, *sizes, *strides, **form, **meta)
