@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from .declare import Json, example
-from .engine import Deterministic, Guesses, LoadFormat, PrefixCaching, Quantization, engine_options
+from .engine import CudaGraphs, Deterministic, Guesses, LoadFormat, PrefixCaching, Quantization, engine_options
 from .sampling import (
     Choice,
     Echo,
@@ -113,6 +113,7 @@ def generate(
     deterministic: Deterministic = False,
     prefix_caching: PrefixCaching = None,
     speculate: Guesses = None,
+    cuda_graphs: CudaGraphs = None,
     stats: Stats = False,
     json: Json = False,
 ) -> None:
@@ -130,7 +131,12 @@ def generate(
             "device": device,
             "threads": threads,
             "max_model_len": max_model_len,
-            **engine_options(deterministic=deterministic, prefix_caching=prefix_caching, speculate=speculate),
+            **engine_options(
+                deterministic=deterministic,
+                prefix_caching=prefix_caching,
+                speculate=speculate,
+                cuda_graphs=cuda_graphs,
+            ),
         },
         sampling=sampling(
             {
@@ -193,6 +199,7 @@ def chat(
     deterministic: Deterministic = False,
     prefix_caching: PrefixCaching = None,
     speculate: Guesses = None,
+    cuda_graphs: CudaGraphs = None,
 ) -> None:
     """Talk to a model.
 
@@ -210,7 +217,12 @@ def chat(
             "device": device,
             "threads": threads,
             "max_model_len": max_model_len,
-            **engine_options(deterministic=deterministic, prefix_caching=prefix_caching, speculate=speculate),
+            **engine_options(
+                deterministic=deterministic,
+                prefix_caching=prefix_caching,
+                speculate=speculate,
+                cuda_graphs=cuda_graphs,
+            ),
         },
         sampling=sampling(
             {

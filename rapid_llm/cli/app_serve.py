@@ -8,7 +8,7 @@ import typer
 
 from .app_generate import Context, Device, Dtype, Model, Threads
 from .declare import example
-from .engine import Deterministic, Guesses, LoadFormat, PrefixCaching, Quantization, engine_options
+from .engine import CudaGraphs, Deterministic, Guesses, LoadFormat, PrefixCaching, Quantization, engine_options
 from .support import guarded
 
 
@@ -26,6 +26,9 @@ def offer(app: typer.Typer) -> None:
 @guarded
 def serve(
     model: Model = None,
+    shape: Annotated[
+        str | None, typer.Option(help="In place of a model: random weights of a shape such as llama-3.2-1b, for tests.")
+    ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(help="What requests call the model. May be given several times. Default: as --model."),
@@ -54,6 +57,7 @@ def serve(
     deterministic: Deterministic = False,
     prefix_caching: PrefixCaching = None,
     speculate: Guesses = None,
+    cuda_graphs: CudaGraphs = None,
     max_concurrent_requests: Annotated[
         int | None,
         typer.Option(help="Most answers that are made or wait; more are refused with 429. Default: 256."),
@@ -78,6 +82,7 @@ def serve(
 
     run(
         model=model,
+        shape=shape,
         names=served_model_name,
         host=host,
         port=port,
@@ -91,7 +96,12 @@ def serve(
             "kv_cache_tokens": kv_cache_tokens,
             "max_running": max_running,
             "max_batch_tokens": max_batch_tokens,
-            **engine_options(deterministic=deterministic, prefix_caching=prefix_caching, speculate=speculate),
+            **engine_options(
+                deterministic=deterministic,
+                prefix_caching=prefix_caching,
+                speculate=speculate,
+                cuda_graphs=cuda_graphs,
+            ),
         },
         server={
             "api_keys": api_key,

@@ -26,7 +26,19 @@ LoadFormat = Annotated[
 ]
 
 
-def engine_options(*, deterministic: bool, prefix_caching: bool | None, speculate: int | None) -> dict[str, Any]:
+CudaGraphs = Annotated[
+    str | None,
+    typer.Option(
+        "--cuda-graphs",
+        help="off: every step call by call. padded: the graphs' sizes without graphs, to look for a fault. "
+        "Default: auto, graphs on a GPU.",
+    ),
+]
+
+
+def engine_options(
+    *, deterministic: bool, prefix_caching: bool | None, speculate: int | None, cuda_graphs: str | None
+) -> dict[str, Any]:
     """What was given, under the names of `EngineOptions`."""
     given: dict[str, Any] = {}
     if deterministic:
@@ -35,4 +47,6 @@ def engine_options(*, deterministic: bool, prefix_caching: bool | None, speculat
         given["enable_prefix_caching"] = prefix_caching
     if speculate is not None:
         given["speculative"] = {"method": "ngram", "num_tokens": speculate}
+    if cuda_graphs is not None:
+        given["cuda_graphs"] = cuda_graphs
     return given

@@ -172,6 +172,7 @@ def test_a_row_that_asks_for_nothing_says_so() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(400)  # each candidate is compiled and proven in a process of its own
 def test_tiles_on_a_gpu(tmp_path: Path) -> None:
     """Catches: a search that finds nothing to time on a real GPU, or keeps what a proof refused."""
     call = Call("rmsnorm", "bf16", None, {"tokens": 512, "hidden": 4096})
