@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from rapid_llm.models.attention_metadata import KVCache
+from rapid_llm.models.parallel import Ranks
 from rapid_llm.platform import default_threads
 
 from .batch import BatchBuilder
@@ -45,8 +47,8 @@ class Parts(NamedTuple):
     graphs: DecodeGraphs | None
 
 
-def assemble(model: Model, sizes: Sizes, options: EngineOptions) -> Parts:
-    """Allocate the cache and the buffers of steps on the model's device."""
+def assemble(model: Model, sizes: Sizes, options: EngineOptions, ranks: Ranks | None = None) -> Parts:
+    """Allocate the cache and the buffers of steps on the model's device. ranks: what the model is computed by."""
     device = model.device
     kv = allocate(model.config, sizes.num_pages, model.activation_dtype, device)
     builder = BatchBuilder(
@@ -66,6 +68,7 @@ def assemble(model: Model, sizes: Sizes, options: EngineOptions) -> Parts:
             max_pages=sizes.max_pages,
             page_size=PAGE_SIZE,
             captures=options.cuda_graphs == "auto",
+            agree=bool if ranks is None else partial(ranks.all_agree, device=device),
         )
     return Parts(kv, builder, graphs)
 

@@ -74,10 +74,19 @@ class _Size:
 class DecodeGraphs:
     """model: as in `Runner`. max_sequences: of a step. max_pages: of a sequence. captures: whether
     steps become graphs; without, they have the same sizes and the same padding, on any device, which tells a fault of
-    padding from one of capture."""
+    padding from one of capture. agree: whether what is true here is true on every rank, where there are several: they
+    replay a graph together or not at all."""
 
     def __init__(
-        self, model: Any, kv: KVCache, *, max_sequences: int, max_pages: int, page_size: int, captures: bool
+        self,
+        model: Any,
+        kv: KVCache,
+        *,
+        max_sequences: int,
+        max_pages: int,
+        page_size: int,
+        captures: bool,
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
         self.report = GraphReport()
         self._model = model
@@ -85,6 +94,7 @@ class DecodeGraphs:
         self._page_size = page_size
         self._device: torch.device = model.device
         self._captures = captures
+        self._agree = agree
         self._pin = self._device.type == "cuda"
         self._sizes = padded_sizes(max_sequences)
         self._made: dict[int, _Size] = {}
@@ -106,11 +116,12 @@ class DecodeGraphs:
         ahead: the step before is still running: each request is taken to have one token more than it knows of, which
         `take_tokens` has put in place.
         """
-        size = self._size(self._padded(len(chunks)))
+        padded = self._padded(len(chunks))
+        size = self._size(padded)
         self._fill(size, chunks, ahead)
         self.report.steps += 1
         self.report.ahead += ahead
-        if not self._captures:
+        if not self._captures or padded in self.report.refused:  # behind the step that was refused
             return self._forward(size)[: len(chunks)]
         if size.graph is None or not size.checked:
             return self._first(size, len(chunks))[: len(chunks)]
@@ -206,15 +217,19 @@ class DecodeGraphs:
         """
         padded = size.numbers.shape[1]
         logits = self._forward(size)
-        if size.graph is None and not self._capture(padded, size):
+        captured = size.graph is not None or self._capture(padded, size)
+        if not self._agree(captured):
+            if captured:
+                self._drop(padded, size, "another rank could not capture it")
             return logits
         size.graph.replay()
         assert size.logits is not None
         same = torch.equal(logits[:count].view(torch.int32), size.logits[:count].view(torch.int32))
-        if not same:
+        size.checked = self._agree(same)
+        if not size.checked:
             worst = (logits[:count] - size.logits[:count]).abs().max().item()
-            self._drop(padded, size, f"the graph's logits differ from the calls' by up to {worst:.3g}")
-        size.checked = same
+            whose = "on another rank" if same else f"by up to {worst:.3g}"
+            self._drop(padded, size, f"the graph's logits differ from the calls' {whose}")
         return logits
 
     def _capture(self, padded: int, size: _Size) -> bool:

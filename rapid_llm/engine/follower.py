@@ -131,7 +131,7 @@ def _serve(channel: Connection) -> None:
     decoder, _ = setup.recipe(options, device, ranks)
     channel.send(parallel.Loaded(choices(decoder.bindings()), free_memory(device)))
     sizes: Sizes = channel.recv()
-    parts = assemble(decoder, sizes, options)
+    parts = assemble(decoder, sizes, options, ranks)
     channel.send(parallel.Done())
     channel.recv()
     parallel.join(ranks, device, setup.rendezvous)

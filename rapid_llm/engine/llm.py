@@ -159,7 +159,7 @@ class LLM:
         self._vocab_size = min(tokenizer.vocab_size, config.vocab_size)
         max_pages = min(pool.usable_pages, pool.pages_for(self.max_model_len))
         sizes = Sizes(pool.num_pages, max_batch_tokens, max_running, self._max_rows, max_pages, self._vocab_size)
-        self._kv, builder, self._graphs = assemble(decoder, sizes, options)
+        self._kv, builder, self._graphs = assemble(decoder, sizes, options, team and team.ranks)
         self._sampler = Sampler(self._vocab_size, device, self._max_rows)
         self._grammars = Grammars(tokenizer)
         self._decoder = decoder

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ from rapid_llm.models.parallel import ParallelError
 from tests import warm
 from tests.models import tiny
 
+from .conftest import make_llm
+from .mocks import random_logits
 from .parallel_recipe import TinyRecipe
 
 gguf = pytest.importorskip("gguf")
@@ -184,6 +187,32 @@ def test_only_what_ranks_share_is_compared() -> None:
     text = disagreement([[one], [one._replace(digest="b" * 64)], [one]])
     assert text is not None
     assert f"linear for 1 token, cpu fp32 rows=3: ranks 0, 2 native/linear (digest {'a' * 12}), rank 1" in text
+
+
+@pytest.mark.parametrize("votes", [[False], [True, False]], ids=["not captured", "captured, and wrong"])
+def test_ranks_replay_a_graph_together_or_not_at_all(votes: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a rank that replays the exchanges of a graph which another rank does not have."""
+    llm, plain = (make_llm(random_logits(), cuda_graphs=mode, max_running=1) for mode in ("padded", "off"))
+    graphs, replays = llm._graphs, []
+    assert graphs is not None
+
+    def captured(padded: int, size: Any) -> bool:
+        def replay() -> None:
+            replays.append(padded)
+            size.logits = graphs._forward(size)
+
+        size.graph = SimpleNamespace(replay=replay)
+        return True
+
+    left = list(votes)
+    monkeypatch.setattr(graphs, "_captures", True)
+    monkeypatch.setattr(graphs._model, "handles", lambda tokens: [], raising=False)
+    monkeypatch.setattr(graphs, "_capture", captured)
+    monkeypatch.setattr(graphs, "_agree", lambda mine: mine and left.pop(0))
+    assert ids(llm.generate([PROMPTS[1]], GREEDY)) == ids(plain.generate([PROMPTS[1]], GREEDY))
+    assert replays == [1] * votes.count(True)
+    assert "another rank" in graphs.report.refused[1]
+    assert left == []
 
 
 def test_what_cannot_be_is_refused_before_a_process_starts(
