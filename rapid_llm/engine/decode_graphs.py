@@ -123,10 +123,9 @@ class DecodeGraphs:
         self.report.ahead += ahead
         if not self._captures or padded in self.report.refused:  # behind the step that was refused
             return self._forward(size)[: len(chunks)]
-        if size.graph is None or not size.checked:
+        if size.graph is None or size.logits is None or not size.checked:
             return self._first(size, len(chunks))[: len(chunks)]
         size.graph.replay()
-        assert size.logits is not None
         return size.logits[: len(chunks)]
 
     def take_tokens(self, tokens: Tensor) -> None:
@@ -218,12 +217,11 @@ class DecodeGraphs:
         padded = size.numbers.shape[1]
         logits = self._forward(size)
         captured = size.graph is not None or self._capture(padded, size)
-        if not self._agree(captured):
+        if not self._agree(captured) or size.logits is None:
             if captured:
                 self._drop(padded, size, "another rank could not capture it")
             return logits
         size.graph.replay()
-        assert size.logits is not None
         same = torch.equal(logits[:count].view(torch.int32), size.logits[:count].view(torch.int32))
         size.checked = self._agree(same)
         if not size.checked:

@@ -109,11 +109,10 @@ class Sampler:
         logprobs = torch.log_softmax(logits[wanted].float(), dim=-1) if wanted else None
         self._shape(logits, requests)
         tokens = self._draw(logits, requests)
-        if self._on_cpu:
+        if self._side is None:
             return Drawn(self, tokens, tokens, None, logprobs, wanted, requests)
         # Copied on a stream of their own: neither does the next step wait for the copy, nor the host for that step.
         on_host, done = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True), torch.cuda.Event()
-        assert self._side is not None
         self._side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side):
             on_host.copy_(tokens, non_blocking=True)
