@@ -25,6 +25,7 @@ class Report:
     """read_bandwidth: bytes a second that the memory can give, and how that was measured."""
 
     def __init__(self, service: Service, read_bandwidth: tuple[float, str]) -> None:
+        self.watch_s = WATCH_S
         self._service = service
         self._bandwidth = read_bandwidth
         self._stats: Stats | None = None
@@ -76,8 +77,8 @@ class Report:
             self._stats = None
 
     async def _end_when_nobody_asks(self) -> None:
-        while (left := self._asked + WATCH_S - now()) > 0:
-            await asyncio.sleep(left)
+        while (left := self._asked + self.watch_s - now()) > 0:
+            await asyncio.sleep(min(left, 0.25))
         await self._service.engine.call(self._unwatch)
 
     def _explain(self) -> dict[str, Any]:
