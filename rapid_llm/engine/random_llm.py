@@ -5,13 +5,16 @@ What such a model costs is what the real one costs; what it says is noise. For b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import tokenizers
+import torch
 from tokenizers import models, pre_tokenizers
 
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.decoder import Decoder, activation_dtype
+from rapid_llm.models.parallel import Ranks, Shard, check
 from rapid_llm.models.random_weights import random_weights
 from rapid_llm.models.shapes import shape_config
 
@@ -29,27 +32,48 @@ CHAT_TEMPLATE: Final = (
 LEAST_VOCABULARY: Final = 260
 
 
+@dataclass(frozen=True, slots=True)
+class ShapeRecipe:
+    """How ranks make a model of random weights; see `parallel.Recipe`. Each makes the whole, and keeps its part."""
+
+    shape: str | ModelConfig
+    weights_seed: int = 0
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the whole model."""
+        return shape_config(self.shape) if isinstance(self.shape, str) else self.shape
+
+    def check(self, options: EngineOptions) -> None:
+        """Raise `ParallelError` for a shape that does not divide."""
+        check(self.config, options.tensor_parallel)
+
+    def __call__(self, options: EngineOptions, device: torch.device, ranks: Ranks | None) -> tuple[Decoder, Tokenizer]:
+        """The decoder of one of `ranks`, or of the whole model, and a tokenizer."""
+        config = self.config
+        if options.load_format != "auto":
+            raise ValueError(f"load_format={options.load_format!r}: nothing is loaded for a shape; leave it out")
+        tokenizer = synthetic_tokenizer(config)
+        dtype = activation_dtype(options.dtype, device)
+        weights = random_weights(config, device, dtype, self.weights_seed, quantization=options.quantization)
+        if ranks is not None:
+            shard = Shard(config, ranks.index, ranks.count)
+            config, weights = shard.config, shard.weights(weights)
+        return bind(config, weights, options, device, ranks), tokenizer
+
+
 def random_llm(shape: str | ModelConfig, *, weights_seed: int = 0, **options: Any) -> LLM:
     """An engine around random weights of a named shape (`models.shapes`) or a configuration of your own.
 
     options: as in `LLM`. weights_seed: equal seeds give equal weights on one kind of device, for one dtype. Raises
     `UnknownModelError` for a name that is no shape's, and `ValueError` as `LLM` does.
     """
-    checked = EngineOptions.of(options)
-    decoder, tokenizer = random_parts(shape, checked, weights_seed)
-    return LLM.from_parts(decoder, tokenizer, **options)
+    return LLM.from_recipe(ShapeRecipe(shape, weights_seed), **options)
 
 
 def random_parts(shape: str | ModelConfig, options: EngineOptions, weights_seed: int = 0) -> tuple[Decoder, Tokenizer]:
-    """The two parts of such an engine; see `LLM.from_parts`."""
-    config = shape_config(shape) if isinstance(shape, str) else shape
-    if options.load_format != "auto":
-        raise ValueError(f"load_format={options.load_format!r}: nothing is loaded for a shape; leave it out")
-    device = resolve_device(options.device)
-    tokenizer = synthetic_tokenizer(config)
-    dtype = activation_dtype(options.dtype, device)
-    weights = random_weights(config, device, dtype, weights_seed, quantization=options.quantization)
-    return bind(config, weights, options, device), tokenizer
+    """The two parts of such an engine in one process; see `LLM.from_parts`."""
+    return ShapeRecipe(shape, weights_seed)(options, resolve_device(options.device), None)
 
 
 def synthetic_tokenizer(config: ModelConfig) -> Tokenizer:

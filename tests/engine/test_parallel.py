@@ -23,6 +23,7 @@ from rapid_llm.engine.agreement import RowChoice, disagreement
 from rapid_llm.engine.options import EngineOptions
 from rapid_llm.engine.outputs import RequestOutput
 from rapid_llm.engine.parallel import RankError, Team
+from rapid_llm.engine.random_llm import random_llm
 from rapid_llm.engine.request import Request
 from rapid_llm.engine.scheduler import Chunk
 from rapid_llm.models.parallel import ParallelError
@@ -265,3 +266,56 @@ def await_end(pid: int) -> None:
             return
         time.sleep(0.05)
     pytest.fail(f"process {pid} is still there")
+
+
+TWO_GPUS = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason=f"needs two GPUs, and torch sees {torch.cuda.device_count()}"
+)
+
+
+@pytest.mark.gpu
+@TWO_GPUS
+def test_two_gpus_give_the_greedy_ids_of_one() -> None:
+    """NCCL, fp32. Catches: exchanges on a stream of their own, TF32 in a part of a sum, a graph whose exchanges are not
+    those of the calls, steps enqueued behind one whose tokens only rank 0 has."""
+    options = {"dtype": "float32", "device": "cuda", "kv_cache_tokens": 4096, "max_running": 8}
+    alone = random_llm("llama-3.2-1b", **options)
+    want = [ids(alone.generate(PROMPTS, params)) for params in (GREEDY, SAMPLED)]
+    del alone
+    together = random_llm("llama-3.2-1b", tensor_parallel=2, **options)
+    try:
+        for _ in range(2):
+            assert [ids(together.generate(PROMPTS, params)) for params in (GREEDY, SAMPLED)] == want
+        assert together.graphs is not None
+        assert together.graphs.captured
+        assert together.graphs.refused == {}
+        assert together.graphs.ahead > 0
+    finally:
+        together.close()
+
+
+@pytest.mark.gpu
+@TWO_GPUS
+def test_two_gpus_give_the_logits_of_one_in_bf16() -> None:
+    """Teacher-forced: the log-probabilities of one long prompt. Catches: sums that are rounded where they need not be.
+
+    With TP 2, what o and down give is the sum of two numbers in bf16, of relative error u = 2**-8 each, once for each
+    of the 2 * layers sums that a residual takes; TP 1 rounds each such sum once. Errors of single sums are independent,
+    so they grow by the square root of their number; the factor 3 covers the largest of many, and 2 both sides.
+    """
+    options = {"dtype": "bfloat16", "device": "cuda", "kv_cache_tokens": 4096}
+    prompt = torch.randint(0, 128_000, (512,), generator=torch.Generator().manual_seed(1)).tolist()
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = []
+    for count in (1, 2):
+        llm = random_llm("llama-3.2-1b", tensor_parallel=count, **options)
+        (output,) = llm.generate([prompt], params)
+        llm.close()
+        assert output.prompt_logprobs is not None
+        found.append(
+            [entry[token].logprob for token, entry in zip(prompt[1:], output.prompt_logprobs[1:], strict=True)]
+        )
+    one, two = map(torch.tensor, found)
+    layers, spread = 16, one.std().item()
+    bound = 2 * 3 * 2.0**-8 * (2 * layers) ** 0.5 * spread
+    assert (one - two).abs().max() <= bound
