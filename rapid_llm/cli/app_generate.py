@@ -7,7 +7,16 @@ from typing import Annotated, Final
 import typer
 
 from .declare import Json, example
-from .engine import CudaGraphs, Deterministic, Guesses, LoadFormat, PrefixCaching, Quantization, engine_options
+from .engine import (
+    CudaGraphs,
+    Deterministic,
+    Guesses,
+    KVCacheDtype,
+    LoadFormat,
+    PrefixCaching,
+    Quantization,
+    engine_options,
+)
 from .sampling import (
     Choice,
     Echo,
@@ -106,6 +115,7 @@ def generate(
     prompt_logprobs: PromptLogprobs = None,
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
     load_format: LoadFormat = "auto",
     device: Device = "auto",
     threads: Threads = None,
@@ -127,6 +137,7 @@ def generate(
         options={
             "dtype": dtype,
             "quantization": quantization,
+            "kv_cache_dtype": kv_cache_dtype,
             "load_format": load_format,
             "device": device,
             "threads": threads,
@@ -192,6 +203,7 @@ def chat(
     grammar: Grammar = None,
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
     load_format: LoadFormat = "auto",
     device: Device = "auto",
     threads: Threads = None,
@@ -213,6 +225,7 @@ def chat(
         options={
             "dtype": dtype,
             "quantization": quantization,
+            "kv_cache_dtype": kv_cache_dtype,
             "load_format": load_format,
             "device": device,
             "threads": threads,

@@ -8,7 +8,16 @@ import typer
 
 from .app_generate import Context, Device, Dtype, Model, Threads
 from .declare import example
-from .engine import CudaGraphs, Deterministic, Guesses, LoadFormat, PrefixCaching, Quantization, engine_options
+from .engine import (
+    CudaGraphs,
+    Deterministic,
+    Guesses,
+    KVCacheDtype,
+    LoadFormat,
+    PrefixCaching,
+    Quantization,
+    engine_options,
+)
 from .support import guarded
 
 
@@ -43,6 +52,7 @@ def serve(
     ] = None,
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
     load_format: LoadFormat = "auto",
     device: Device = "auto",
     threads: Threads = None,
@@ -89,6 +99,7 @@ def serve(
         engine={
             "dtype": dtype,
             "quantization": quantization,
+            "kv_cache_dtype": kv_cache_dtype,
             "load_format": load_format,
             "device": device,
             "threads": threads,

@@ -21,6 +21,9 @@ Guesses = Annotated[
 Quantization = Annotated[
     str | None, typer.Option(help="int8, int4 or fp8: quantise dense weights as they are loaded. Default: as they are.")
 ]
+KVCacheDtype = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="fp8: keys and values of one byte. Default: auto, as the activations.")
+]
 LoadFormat = Annotated[
     str, typer.Option("--load-format", help="pt also reads weights that are pickles (.bin), running no code of theirs.")
 ]

@@ -50,7 +50,7 @@ class Parts(NamedTuple):
 def assemble(model: Model, sizes: Sizes, options: EngineOptions, ranks: Ranks | None = None) -> Parts:
     """Allocate the cache and the buffers of steps on the model's device. ranks: what the model is computed by."""
     device = model.device
-    kv = allocate(model.config, sizes.num_pages, model.activation_dtype, device)
+    kv = allocate(model.config, sizes.num_pages, model.kv_dtype, device)
     builder = BatchBuilder(
         max_tokens=sizes.tokens,
         max_sequences=sizes.sequences,

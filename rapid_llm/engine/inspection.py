@@ -25,6 +25,7 @@ from rapid_llm.models.source import TensorSource
 from rapid_llm.models.weights import ModelWeights, load_weights
 
 from .explain import Binding
+from .kv_memory import cache_dtype
 from .options import PAGE_SIZE, EngineOptions
 
 _META: Final = torch.device("meta")
@@ -46,6 +47,7 @@ def planned_rows(
         dtype=dtype,
         allow_roundings=options.dtype == "auto" and device.type == "cpu",
         page_size=PAGE_SIZE,
+        kv_dtype=cache_dtype(options.kv_cache_dtype),
     )
     experts = next((layer.experts for layer in weights.layers if layer.experts is not None), None)
     cos_sin = torch.empty((PAGE_SIZE, config.rotary_dim), device=_META)

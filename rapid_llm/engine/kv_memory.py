@@ -13,6 +13,11 @@ from rapid_llm.models.attention_metadata import KVCache
 from .options import KV_CONTEXTS, KV_MEMORY_SHARE, PAGE_SIZE
 
 
+def cache_dtype(kv_cache_dtype: str) -> torch.dtype | None:
+    """The dtype of keys and values for the option of that name; None for the activations'."""
+    return torch.float8_e4m3fn if kv_cache_dtype == "fp8" else None
+
+
 class CacheShape(Protocol):
     """What of a model's configuration decides the size of its cache."""
 

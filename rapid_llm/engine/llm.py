@@ -24,7 +24,7 @@ from .explain import EngineExplanation
 from .grammar import Constraint, Grammars
 from .host_memory import keep_freed_memory
 from .job import Job
-from .kv_memory import bytes_per_token, choose_tokens, free_memory
+from .kv_memory import bytes_per_token, cache_dtype, choose_tokens, free_memory
 from .kv_pool import KVPool
 from .loading import FileRecipe, resolve_device
 from .options import DEFAULTS, PAGE_SIZE, EngineOptions
@@ -72,6 +72,7 @@ class LLM:
         speculative: Mapping[str, Any] | Speculation | None = DEFAULTS.speculative,
         load_format: str = DEFAULTS.load_format,
         quantization: str | None = DEFAULTS.quantization,
+        kv_cache_dtype: str = DEFAULTS.kv_cache_dtype,
         cuda_graphs: str = DEFAULTS.cuda_graphs,
         tensor_parallel: int = DEFAULTS.tensor_parallel,
     ) -> None:
@@ -89,6 +90,7 @@ class LLM:
             speculative=speculative,
             load_format=load_format,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             cuda_graphs=cuda_graphs,
             tensor_parallel=tensor_parallel,
         )
@@ -139,12 +141,18 @@ class LLM:
 
     def _set_up(self, decoder: Model, tokenizer: Tokenizer, options: EngineOptions, team: Team | None = None) -> None:
         config, device = decoder.config, decoder.device
+        asked = cache_dtype(options.kv_cache_dtype)
+        if asked is not None and asked != decoder.kv_dtype:
+            raise ValueError(
+                f"kv_cache_dtype={options.kv_cache_dtype!r}: this decoder was bound for a cache of {decoder.kv_dtype}; "
+                f"make it with kv_dtype={asked}, or leave the option out"
+            )
         self.options = options
         self.tokenizer = tokenizer
         self.device = device
         context = context_of(options.max_model_len, config.max_model_len)
         self.threads = torch.get_num_threads()
-        token_bytes = bytes_per_token(config, decoder.activation_dtype)
+        token_bytes = bytes_per_token(config, decoder.kv_dtype)
         free = free_memory(device) if team is None else team.agree(decoder)
         tokens = choose_tokens(options.kv_cache_tokens, context, token_bytes, free)
         self.max_model_len = context if options.kv_cache_tokens is not None else affordable(options, context, tokens)
@@ -229,10 +237,10 @@ class LLM:
     def explain(self) -> EngineExplanation:
         """Which row runs each op of this model here, and why; `str()` is a report, `json()` the same as data."""
         decoder = self._decoder
-        activations = str(decoder.activation_dtype).removeprefix("torch.")
+        activations, cache = (str(kind).removeprefix("torch.") for kind in (decoder.activation_dtype, decoder.kv_dtype))
         settings = {
             "device": str(self.device),
-            "dtype": f"{self.options.dtype} (activations and cache {activations})",
+            "dtype": f"{self.options.dtype} (activations {activations}, cache {cache})",
             "threads": self.threads,
             "context": f"{self.max_model_len} tokens",
             "cache": f"{self.kv_cache_tokens} tokens"

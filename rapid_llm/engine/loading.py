@@ -21,6 +21,7 @@ from rapid_llm.models.shards import read_json
 from rapid_llm.models.weights import ModelWeights, load_weights
 
 from .clock import now
+from .kv_memory import cache_dtype
 from .options import PAGE_SIZE, EngineOptions
 from .text.tokenizer import Tokenizer
 
@@ -154,6 +155,7 @@ def bind(
         dtype=options.dtype,
         page_size=PAGE_SIZE,
         max_model_len=options.max_model_len,
+        kv_dtype=cache_dtype(options.kv_cache_dtype),
         ranks=ranks,
     )
 

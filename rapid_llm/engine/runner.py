@@ -37,7 +37,12 @@ class Model(Protocol):
     def device(self) -> torch.device: ...
     @property
     def activation_dtype(self) -> torch.dtype:
-        """Of the hidden states and of the cache."""
+        """Of the hidden states."""
+        ...
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the cache."""
         ...
 
     def forward(self, input_ids: Tensor, meta: AttentionMetadata, kv: KVCache) -> Tensor:

@@ -24,7 +24,7 @@ def test_options_of_the_engine_are_handed_on(
     for module in ("generate", "chat"):
         monkeypatch.setattr(f"rapid_llm.cli.{module}.make_llm", make)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    args = ["--deterministic", "--no-prefix-caching", "--speculate", "3"]
+    args = ["--deterministic", "--no-prefix-caching", "--speculate", "3", "--kv-cache-dtype", "fp8"]
     assert call(*command, *args, capsys=capsys).status == 0
     (options,) = made
     rest = {name: value for name, value in options.items() if name not in ("dtype", "device") and value is not None}
@@ -34,6 +34,7 @@ def test_options_of_the_engine_are_handed_on(
         "enable_prefix_caching": False,
         "speculative": speculative,
         "load_format": "auto",
+        "kv_cache_dtype": "fp8",
     }
 
 

@@ -42,7 +42,7 @@ class MockDecoder:
     """logits_of: ids of a sequence so far -> logits of the next token, at most config.vocab_size of them."""
 
     device = torch.device("cpu")
-    activation_dtype = torch.float32
+    activation_dtype = kv_dtype = torch.float32
     observed = False
 
     def __init__(self, logits_of: LogitsOf, config: MockConfig | None = None) -> None:

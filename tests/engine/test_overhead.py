@@ -19,7 +19,7 @@ class FreeDecoder:
     """Answers at once, always with the same."""
 
     device = torch.device("cpu")
-    activation_dtype = torch.float32
+    activation_dtype = kv_dtype = torch.float32
 
     def __init__(self) -> None:
         self.config = MockConfig(max_model_len=4096)

@@ -26,7 +26,7 @@ class PagedRunner:
         self._pages = [pages[i * per_sequence : (i + 1) * per_sequence] for i in range(sequences)]
         self._lengths = [0] * sequences
         size = (1 + len(pages), PAGE, config.num_kv_heads, config.head_dim)
-        kinds = {"dtype": decoder.activation_dtype, "device": decoder.device}
+        kinds = {"dtype": decoder.kv_dtype, "device": decoder.device}
         # NaN in everything not yet written: a read of another sequence's page or of padding cannot go unseen.
         self.kv = [(torch.full(size, torch.nan, **kinds), torch.full(size, torch.nan, **kinds)) for _ in self._layers()]
 
