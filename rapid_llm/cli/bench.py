@@ -6,32 +6,61 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from .support import BAD, USAGE, fail, print_json, print_pairs, print_table, size, usage
 
 if TYPE_CHECKING:
+    from rapid_llm.perf.cases import Case
     from rapid_llm.perf.limits import Limits
     from rapid_llm.perf.offline import CaseResult
     from rapid_llm.perf.run import Outcome, Request
+
+
+OFFLINE: Final = {"prefill": "512", "decode": 64, "batch": "1", "context": "512", "rounds": 10, "seconds": 60.0}
+"""What is measured unless told otherwise."""
 
 
 def run(
     *,
     shape: str | None,
     model: str | None,
+    engine: Mapping[str, Any],
+    offline: Mapping[str, Any],
+    serving: Mapping[str, Any],
+    serve: str | None,
+    out: Path | None,
+    force_busy: bool,
+    seed: int,
+    json: bool,
+) -> None:
+    """Measure an engine here, or a server; an option of the one is an error for the other. None: not given."""
+    if shape is not None and model is not None:
+        fail("give one of --shape and --model", USAGE)
+    options, asked, load = ({k: v for k, v in given.items() if v is not None} for given in (engine, offline, serving))
+    if serve is not None:
+        from .bench_serve import run as run_serving
+
+        _refuse(asked, "goes with a benchmark of an engine, not with --serve")
+        run_serving(serve, shape, model, options, load, out=out, force_busy=force_busy, seed=seed, json=json)
+        return
+    _refuse(load, "is about a server; give --serve URL, or --serve local")
+    run_engine(shape, model, options, {**OFFLINE, **asked}, out=out, force_busy=force_busy, seed=seed, json=json)
+
+
+def _refuse(given: Mapping[str, Any], why: str) -> None:
+    for name in given:
+        fail(f"--{name.replace('_', '-')} {why}", USAGE)
+
+
+def run_engine(
+    shape: str | None,
+    model: str | None,
     options: Mapping[str, Any],
-    prefill: str,
-    decode: int,
-    batch: str,
-    context: str,
-    rounds: int,
-    seconds: float,
-    peers: Sequence[str],
-    profile: bool,
-    compare: Path | None,
+    asked: Mapping[str, Any],
+    *,
     out: Path | None,
     force_busy: bool,
     seed: int,
@@ -39,20 +68,13 @@ def run(
 ) -> None:
     """Measure, print, write; status 1 if nothing was measured or a case became slower."""
     from rapid_llm.perf import earlier
-    from rapid_llm.perf.cases import make_cases, numbers
     from rapid_llm.perf.run import Request
 
-    if shape is not None and model is not None:
-        fail("give one of --shape and --model", USAGE)
-    if decode < 0 or rounds < 1:
-        fail(f"--decode {decode}, --rounds {rounds}: steps are 0 or more, rounds 1 or more", USAGE)
+    compare: Path | None = asked.get("compare")
+    if asked["decode"] < 0 or asked["rounds"] < 1:
+        fail(f"--decode {asked['decode']}, --rounds {asked['rounds']}: steps are 0 or more, rounds 1 or more", USAGE)
     with usage():
-        cases = make_cases(
-            prefills=numbers("--prefill", prefill, none=True),
-            batches=numbers("--batch", batch),
-            contexts=numbers("--context", context),
-            tokens=decode,
-        )
+        cases = _cases(asked)
         before = None if compare is None else earlier.load(compare)
     if not cases:
         fail("--prefill 0 and --decode 0 leave nothing to measure", USAGE)
@@ -61,28 +83,43 @@ def run(
         model,
         options,
         cases,
-        rounds=rounds,
-        max_seconds=seconds,
+        rounds=asked["rounds"],
+        max_seconds=asked["seconds"],
         seed=seed,
-        peers=peers,
-        profile=profile,
+        peers=asked.get("peer", ()),
+        profile=asked.get("profile", False),
         force_busy=force_busy,
         command=shlex.join(["rapid-llm", *sys.argv[1:]]),
     )
     outcome = _measure(request)
     found = _changes(outcome, before, compare)
-    if out is not None:
-        from rapid_llm.bench import write_json
-
-        write_json(out, outcome.record)
     if json:
         print_json(outcome.record)
     else:
         show(outcome, found)
-        if out is not None:
-            print(f"written to {out}")
+    write(out, outcome.record)
     if not outcome.measured or any(change["verdict"] == "SLOW" for change in found):
         raise typer.Exit(BAD)
+
+
+def write(out: Path | None, record: Mapping[str, Any]) -> None:
+    """The result file, if one is asked for; says so on standard error."""
+    if out is not None:
+        from rapid_llm.bench import write_json
+
+        write_json(out, record)
+        print(f"written to {out}", file=sys.stderr)
+
+
+def _cases(asked: Mapping[str, Any]) -> Sequence[Case]:
+    from rapid_llm.perf.cases import make_cases, numbers
+
+    return make_cases(
+        prefills=numbers("--prefill", asked["prefill"], none=True),
+        batches=numbers("--batch", asked["batch"]),
+        contexts=numbers("--context", asked["context"]),
+        tokens=asked["decode"],
+    )
 
 
 def _shape(name: str | None) -> Any:

@@ -22,6 +22,7 @@ LOCAL: Final = ("127.0.0.1", "localhost", "::1")
 def run(
     *,
     model: str | None,
+    shape: str | None = None,
     names: Sequence[str] | None,
     host: str,
     port: int,
@@ -47,7 +48,9 @@ def run(
     given["api_keys"] = tuple(_key(value) for value in given.get("api_keys", ()))
     with usage():
         options = ServerOptions(**given)
-    shown = list(names or [model or DEFAULT_MODEL])
+    if shape is not None and model is not None:
+        fail("give one of --shape and --model", USAGE)
+    shown = list(names or [shape or model or DEFAULT_MODEL])
     if not all(shown):
         fail("--served-model-name is empty; give at least one character", USAGE)
     try:
@@ -56,7 +59,7 @@ def run(
         fail(f"cannot listen on --host {host} --port {port}: {error.strerror or error}; use another one", BAD)
     with socket:
         logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-        llm = make_llm(model, engine)
+        llm = make_llm(model, engine) if shape is None else _random(shape, engine)
         _prepare(llm)
         serving = Server(llm, shown, options, read_bandwidth=_bandwidth(llm), log_level=log_level)
         address = f"[{host}]" if ":" in host else host
@@ -64,6 +67,17 @@ def run(
         if host not in LOCAL and not options.api_keys:
             print(f"Whoever reaches {host} can use this server: --api-key would ask for a key", file=sys.stderr)
         serving.run(sockets=[socket])
+
+
+def _random(shape: str, engine: Mapping[str, Any]) -> LLM:
+    """An engine that says noise, as fast as the model of that shape would speak."""
+    from rapid_llm.models.shapes import shape_config
+
+    shape_config(shape)  # before torch is imported, which takes a second
+    from rapid_llm.engine.random_llm import random_llm
+
+    with usage():
+        return random_llm(shape, **{name: value for name, value in engine.items() if value is not None})
 
 
 def _prepare(llm: LLM) -> None:
