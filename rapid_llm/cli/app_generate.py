@@ -15,6 +15,7 @@ from .engine import (
     LoadFormat,
     PrefixCaching,
     Quantization,
+    TensorParallel,
     engine_options,
 )
 from .sampling import (
@@ -124,6 +125,7 @@ def generate(
     prefix_caching: PrefixCaching = None,
     speculate: Guesses = None,
     cuda_graphs: CudaGraphs = None,
+    tensor_parallel: TensorParallel = None,
     stats: Stats = False,
     json: Json = False,
 ) -> None:
@@ -147,6 +149,7 @@ def generate(
                 prefix_caching=prefix_caching,
                 speculate=speculate,
                 cuda_graphs=cuda_graphs,
+                tensor_parallel=tensor_parallel,
             ),
         },
         sampling=sampling(
@@ -212,6 +215,7 @@ def chat(
     prefix_caching: PrefixCaching = None,
     speculate: Guesses = None,
     cuda_graphs: CudaGraphs = None,
+    tensor_parallel: TensorParallel = None,
 ) -> None:
     """Talk to a model.
 
@@ -235,6 +239,7 @@ def chat(
                 prefix_caching=prefix_caching,
                 speculate=speculate,
                 cuda_graphs=cuda_graphs,
+                tensor_parallel=tensor_parallel,
             ),
         },
         sampling=sampling(

@@ -16,6 +16,7 @@ from .engine import (
     LoadFormat,
     PrefixCaching,
     Quantization,
+    TensorParallel,
     engine_options,
 )
 from .support import guarded
@@ -68,6 +69,7 @@ def serve(
     prefix_caching: PrefixCaching = None,
     speculate: Guesses = None,
     cuda_graphs: CudaGraphs = None,
+    tensor_parallel: TensorParallel = None,
     max_concurrent_requests: Annotated[
         int | None,
         typer.Option(help="Most answers that are made or wait; more are refused with 429. Default: 256."),
@@ -112,6 +114,7 @@ def serve(
                 prefix_caching=prefix_caching,
                 speculate=speculate,
                 cuda_graphs=cuda_graphs,
+                tensor_parallel=tensor_parallel,
             ),
         },
         server={

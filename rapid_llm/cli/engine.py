@@ -39,8 +39,21 @@ CudaGraphs = Annotated[
 ]
 
 
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--tensor-parallel", metavar="N", help="Compute the model by N processes, each on a GPU of its own. Default: 1."
+    ),
+]
+
+
 def engine_options(
-    *, deterministic: bool, prefix_caching: bool | None, speculate: int | None, cuda_graphs: str | None
+    *,
+    deterministic: bool,
+    prefix_caching: bool | None,
+    speculate: int | None,
+    cuda_graphs: str | None,
+    tensor_parallel: int | None,
 ) -> dict[str, Any]:
     """What was given, under the names of `EngineOptions`."""
     given: dict[str, Any] = {}
@@ -52,4 +65,6 @@ def engine_options(
         given["speculative"] = {"method": "ngram", "num_tokens": speculate}
     if cuda_graphs is not None:
         given["cuda_graphs"] = cuda_graphs
+    if tensor_parallel is not None:
+        given["tensor_parallel"] = tensor_parallel
     return given

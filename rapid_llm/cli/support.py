@@ -60,7 +60,7 @@ def fail(text: object, status: int = BAD) -> NoReturn:
 
 _OPTIONS: Final = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "max_model_len", "threads"),
-    *("dtype", "device", "model", "scheme", "backend"),
+    *("dtype", "device", "model", "scheme", "backend", "tensor_parallel"),
     *("min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
     *("logprobs", "prompt_logprobs"),
     *("kv_cache_tokens", "max_running", "max_batch_tokens", "max_concurrent_requests", "max_body_bytes"),

@@ -166,6 +166,7 @@ class Team:
     """The other ranks' processes, and this one's place among them. Not thread-safe: the engine's turn covers it."""
 
     def __init__(self, recipe: Recipe, options: EngineOptions) -> None:
+        recipe.check(options)
         if not distributed.is_available():
             raise ParallelError(f"tensor_parallel={options.tensor_parallel}: this torch is built without distributed")
         if distributed.is_initialized():
@@ -173,7 +174,6 @@ class Team:
                 f"tensor_parallel={options.tensor_parallel}: this process is in a torch.distributed group already, "
                 "another engine's or its own; close that engine, or start this one in a process of its own"
             )
-        recipe.check(options)
         self.device = device_of(options, 0)
         self.ranks = Ranks(0, options.tensor_parallel)
         if self.device.type == "cuda":
