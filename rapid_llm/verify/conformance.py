@@ -17,6 +17,7 @@ from rapid_llm.verify import habits
 from rapid_llm.verify.cases.build import check_budget, torch_dtype
 from rapid_llm.verify.report import Failure, Report
 from rapid_llm.verify.runner import Fn, Run
+from rapid_llm.verify.truths import Truths
 
 __all__ = ["SEEDS", "Failure", "Report", "check_callable", "check_row", "unavailable", "variants"]
 
@@ -34,13 +35,14 @@ def check_row(
     seeds: tuple[int, ...] | None = None,
     record: bool = False,
     compile_threads: int | None = None,
+    truths: Truths | None = None,
 ) -> Report:
     """Run all cases of `op_id` over the registered row `row_name`.
 
     Rows with `prepack` get their packed weight, rows with `roundings` the bounds that include them. With `record`, a
     good full run becomes evidence for dispatch in this process. Raises `UnknownOpError` or `UnknownRowError` on wrong
     names and `ValueError` for a dtype, scheme or device that the row does not take.
-    compile_threads: that compile Triton kernels ahead of the calls.
+    compile_threads: that compile Triton kernels ahead of the calls. truths: see `check_callable`.
     """
     plugins.scan()
     op, row = registry.get_op(op_id), registry.get_row(row_name)
@@ -65,6 +67,7 @@ def check_row(
         seeds=seeds,
         row=row,
         compile_threads=compile_threads,
+        truths=truths,
     )
     if record and report.ok and budget == "full" and report.device == device:
         kind = torch.device(device).type
@@ -87,9 +90,10 @@ def check_callable(
     name: str | None = None,
     first_failure: bool = False,
     compile_threads: int | None = None,
+    truths: Truths | None = None,
 ) -> Report:
     """Run all cases of `op` over any callable with the op's signature; `row` adds declared limits, roundings,
-    prepack."""
+    prepack. truths: answers of the oracle that runs over the same cases share; without, each finds its own."""
     check_budget(budget)
     torch_dtype(dtype)
     if op.schemes and scheme is None:
@@ -98,7 +102,7 @@ def check_callable(
     label = row.name if row is not None else str(name or getattr(fn, "__name__", "<callable>"))
     report = Report(op.id, label, _device_label(device), dtype, scheme, budget, chosen)
     started = time.perf_counter()
-    run = Run(op, fn, row, torch.device(device), scheme, report)
+    run = Run(op, fn, row, torch.device(device), scheme, report, truths)
     cases = probes.load(op.cases)(dtype, device, scheme, budget=budget)
     if torch.device(device).type == "cuda" and (row is None or row.is_native):
         rehearse(lambda: run.rehearse(cases), threads=compile_threads)

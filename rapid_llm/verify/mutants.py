@@ -16,6 +16,7 @@ from rapid_llm.verify import faulty, faulty_in_place, faulty_layout, faulty_seve
 from rapid_llm.verify.cases.build import torch_dtype
 from rapid_llm.verify.conformance import variants
 from rapid_llm.verify.faulty import FaultyRow
+from rapid_llm.verify.truths import Truths
 
 ENOUGH: Final = 8
 """Wrong rows that must have been tried before a score means anything."""
@@ -80,7 +81,7 @@ def score(op: OpSpec, row: KernelSpec, *, budget: str, check: Callable[..., Any]
     check: `conformance.check_callable`.
     """
     judged = replace(row, devices=(), capability=(), prepack=None)
-    tried, alive = 0, []
+    tried, alive, truths = 0, [], Truths()
     for mutant in mutants_of(op, row):
         tried += 1
         report = check(
@@ -91,6 +92,7 @@ def score(op: OpSpec, row: KernelSpec, *, budget: str, check: Callable[..., Any]
             budget=budget,
             row=judged,
             first_failure=True,
+            truths=truths,
         )
         if not report.failures:
             alive.append(mutant)

@@ -27,6 +27,7 @@ from rapid_llm.verify.selection import AcceptableIds
 from rapid_llm.verify.setting import PoisonedAllocations, alone, one_thread
 from rapid_llm.verify.standing import Standing, standing
 from rapid_llm.verify.truth import Truth, allocation, truth_of
+from rapid_llm.verify.truths import Truths
 
 Fn = Callable[..., Any]
 
@@ -37,7 +38,7 @@ _APART: Final = ("strided", "parted")
 
 @dataclass(slots=True)
 class Run:
-    """A row under test, and the report that its cases fill."""
+    """A row under test, and the report that its cases fill. truths: kept from earlier runs, and for later ones."""
 
     op: OpSpec
     fn: Fn
@@ -45,6 +46,7 @@ class Run:
     device: torch.device
     scheme: str | None
     report: Report
+    truths: Truths | None = None
     _guards: dict[str, Guarded] = field(default_factory=dict)
     _where: tuple[str, int, str] = ("", 0, "")
 
@@ -99,8 +101,9 @@ class Run:
                 self.fn(*positional, **keywords, **({} if out is None else {"out": out.tensor}))
 
     def truth(self, values: dict[str, Any]) -> Truth:
+        find = truth_of if self.truths is None else self.truths.of
         with one_thread():
-            return truth_of(self.op, values, self.row.roundings if self.row else ())
+            return find(self.op, values, self.row.roundings if self.row else ())
 
     def _calls(self, case: Case, truth: Truth) -> None:
         if self.op.outs:

@@ -11,6 +11,8 @@ from rapid_llm.kernels.registry import OpSpec
 from rapid_llm.verify import faulty_layout, habits
 from rapid_llm.verify.conformance import check_callable, variants
 from rapid_llm.verify.faulty import FaultyRow, battery, plain_row
+from rapid_llm.verify.report import Report
+from tests.truths import SHARED
 
 BATTERY = battery()
 NEEDS_FULL = {
@@ -37,27 +39,32 @@ RIGHT = [
 ]
 
 
+def _report(row: FaultyRow, budget: str) -> Report:
+    return check_callable(
+        registry.get_op(row.op),
+        row.fn,
+        dtype=row.dtype,
+        scheme=row.scheme,
+        name=row.id,
+        first_failure=True,
+        budget=budget,
+        truths=SHARED,
+    )
+
+
 @pytest.mark.parametrize("row", BATTERY, ids=lambda row: row.id)
 def test_wrong_row_is_refused(row: FaultyRow) -> None:
     """Would go red if a check of the suite, or the case that shows this fault, were lost."""
-    op = registry.get_op(row.op)
-    small = check_callable(
-        op, row.fn, dtype=row.dtype, scheme=row.scheme, name=row.id, first_failure=True, budget="interpret"
-    )
-    if (row.op, row.fault) not in NEEDS_FULL:
-        assert small.failures, f"the small set does not catch it: {small}"
-        return
-    full = check_callable(op, row.fn, dtype=row.dtype, scheme=row.scheme, name=row.id, first_failure=True)
-    assert full.failures, f"not caught: {full}"
-    assert not full.ok
+    budget = "full" if (row.op, row.fault) in NEEDS_FULL else "interpret"
+    report = _report(row, budget)
+    assert report.failures, f"the {budget} set does not catch it: {report}"
+    assert not report.ok
 
 
 @pytest.mark.parametrize("row", [r for r in BATTERY if r.op in ("scale", "linear", "rope")], ids=lambda row: row.id)
 def test_wrong_row_is_refused_by_the_full_set(row: FaultyRow) -> None:
     """Would go red if the full set lost a case that the small one has."""
-    report = check_callable(
-        registry.get_op(row.op), row.fn, dtype=row.dtype, scheme=row.scheme, name=row.id, first_failure=True
-    )
+    report = _report(row, "full")
     assert report.failures, f"not caught: {report}"
 
 
@@ -68,6 +75,13 @@ def test_right_row_passes(op: str, dtype: str, scheme: str | None, monkeypatch: 
     In full where no coarse store hides the arithmetic; the native rows meet the full set in every dtype elsewhere.
     """
     monkeypatch.setattr(habits, "REPEATS", 4)
-    budget = "full" if dtype in ("fp32", "uint8") else "interpret"
-    report = check_callable(registry.get_op(op), plain_row(op), dtype=dtype, scheme=scheme, budget=budget, seeds=(0,))
+    report = check_callable(
+        registry.get_op(op),
+        plain_row(op),
+        dtype=dtype,
+        scheme=scheme,
+        budget="full" if dtype in ("fp32", "uint8") else "interpret",
+        seeds=(0,),
+        truths=SHARED,
+    )
     assert report.ok, str(report)

@@ -24,6 +24,7 @@ from rapid_llm.kernels.ops.triton_support import INTERPRETED
 from rapid_llm.kernels.registry import UNMEASURED, ArgumentError, KernelSpec, NotReadyError, probes
 from rapid_llm.kernels.registry.facts import Facts
 from rapid_llm.verify.conformance import check_callable
+from tests.truths import SHARED
 
 STAND_IN = Path(__file__).parent / "flashinfer_stand_in"
 PACKAGE = "rapid_llm.kernels.backend.flashinfer"
@@ -75,7 +76,7 @@ def _here(row: KernelSpec) -> KernelSpec:
 def test_adapter_fits_the_op(row: KernelSpec, dtype: str) -> None:
     """Would go red if an adapter passed an argument, a layout, a length or a scale otherwise than flashinfer reads it,
     or if a row declared fewer limits or roundings than flashinfer has."""
-    report = check_callable(registry.get_op(row.op), _target(row), dtype=dtype, row=_here(row))
+    report = check_callable(registry.get_op(row.op), _target(row), dtype=dtype, row=_here(row), truths=SHARED)
     swallowed = [f for f in report.failures if f.case.startswith("logits beyond 1e5")]
     assert report.failures == swallowed, str(report)
     # flashinfer hides what lies behind the causal mask by a score of -5e4, which real scores below that lose to. So
