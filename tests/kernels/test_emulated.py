@@ -41,6 +41,11 @@ NOT_EMULATED: Final[dict[str, str]] = {}
 BYTES_A_JOB: Final = 1 << 29
 
 SCALE, GEMM, NORMS, ROPE = "elementwise/scale", "gemm/linear", "layernorm/", "rope/rope"
+NORM_ROW, NORMED, GATED = (
+    "gemm/fused_norm_row.cuh",
+    "jit/rmsnorm_linear.settled",
+    "jit/rmsnorm_linear_silu_and_mul.settled",
+)
 FAULTS: Final = {
     "scale: no tail": Fault("jit/scale", f"{SCALE}.cuh", "at < count", "false"),
     "scale: misaligned": Fault(
@@ -76,6 +81,26 @@ FAULTS: Final = {
     "linear: barrier for some": Fault(
         *("jit/linear.settled", f"{GEMM}_row.cuh", "__syncthreads()", "warp == 0 ? __syncthreads() : (void)0"),
         says="barrier that others",
+    ),
+    "linear_add: residual's stride ignored": Fault(
+        "jit/linear_add.settled", "gemm/fused_linear_add_launch.h", "residual.stride(-1)", "1"
+    ),
+    "linear_add: residual for the weight": Fault(
+        *("jit/linear_add.settled", "gemm/fused_linear_add_launch.h", "residual.data", "weight.data"),
+        after="arguments.bias = ",
+    ),
+    "rmsnorm_linear: squares of one warp": Fault(NORMED, NORM_ROW, "from[PITCH - 1]", "i ? 0.0f : from[PITCH - 1]"),
+    "rmsnorm_linear: squares of the scaled row": Fault(NORMED, NORM_ROW, "x * x", "scaled * scaled"),
+    "rmsnorm_linear: half a norm weight": Fault(NORMED, NORM_ROW, "i * 8 / SCALES", "0"),
+    "rmsnorm_linear: last steps lost": Fault(NORMED, NORM_ROW, "(features + 255) / 256", "features / 256"),
+    "rmsnorm_linear: no barrier": Fault(NORMED, NORM_ROW, "__syncthreads()", "(void)0"),
+    "rmsnorm_linear: bias of another": Fault(NORMED, NORM_ROW, "output * a.linear.bias_stride", "threadIdx.x"),
+    "rmsnorm_linear_silu_and_mul: gate for up": Fault(GATED, NORM_ROW, "part * ROWS", "0"),
+    "rmsnorm_linear_silu_and_mul: parts interleaved": Fault(
+        GATED, NORM_ROW, "sum / ROWS * a.linear.outputs + output", "output * PARTS + sum / ROWS"
+    ),
+    "rmsnorm_linear: a warp's results in another's place": Fault(
+        NORMED, NORM_ROW, "block + warp / SHARE * ROWS", "block + warp / SHARE", cases=False
     ),
     "linear: minimum of another": Fault(
         "jit/linear.q4_1", f"{GEMM}_tiled.cuh", "high_half(least) * total", "low_half(least) * total"
@@ -191,6 +216,18 @@ def _tensor(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
 
 def _calls(op: str, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """Arguments that lead to kernels and layouts which the cases do not reach."""
+    if op in ("linear_add", "rmsnorm_linear", "rmsnorm_linear_silu_and_mul"):
+        parts = 2 if op.endswith("mul") else 1
+        # Each of the plans for long rows, norm weights of both kinds.
+        for outputs, features, kind in ((1030, 1032, dtype), (3177 // parts, 1024, torch.float32), (9, 2056, dtype)):
+            if op == "linear_add" and outputs > 2000:
+                continue  # its kernels are those of linear
+            x, weight = _tensor(1, 1, features, dtype=dtype), _tensor(2, parts * outputs, features, dtype=dtype)
+            if op == "linear_add":
+                yield {"input": x, "weight": weight, "residual": _tensor(3, 1, outputs, dtype=dtype)}
+            else:
+                yield {"input": x, "norm_weight": _tensor(4, features, dtype=kind), "weight": weight}
+        return
     if op == "linear":
         for outputs, features in ((1030, 1032), (4224, 1024)):  # four outputs a warp, and two
             yield {
@@ -227,7 +264,13 @@ def _check_calls(row: KernelSpec, dtype: str, unit: Unit) -> None:
         del kernel[-1]
 
 
-@pytest.mark.parametrize("name", ["jit/fused_add_rmsnorm", "jit/linear", "jit/rmsnorm", "jit/silu_and_mul"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("jit/fused_add_rmsnorm", "jit/linear", "jit/linear_add.settled", "jit/rmsnorm", NORMED, GATED),
+        "jit/silu_and_mul",
+    ],
+)
 def test_aligned_rows_in_every_layout(name: str, units: dict[str, Unit]) -> None:
     """Catches: one tensor's stride taken for another's, rows of a block mixed up, vectors of a thread in another's
     place, a row longer than a block holds, an output that a warp computes for another: all where vectors are whole."""

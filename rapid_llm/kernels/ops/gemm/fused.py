@@ -1,6 +1,6 @@
 """Linear layers with what a decoder does right before or after them: norm, activation, addition to the residual."""
 
-from rapid_llm.kernels.registry import KernelSpec, Numerics, OpSpec, Out, register
+from rapid_llm.kernels.registry import Dim, KernelSpec, Numerics, OpSpec, Out, Shape, register
 
 _DTYPES = ("fp32", "fp16", "bf16")
 _DIMS = {
@@ -92,4 +92,34 @@ register(
             ("rmsnorm_linear_silu_and_mul", "fused_norm"),
         )
     ),
+)
+
+
+def _jit(op: str, shape: tuple[Dim, ...], layout: tuple[str, ...]) -> KernelSpec:
+    """A row for one token that reads the first weights while the previous kernel still runs, so that it takes only
+    weights that nothing writes any more. Nothing on its way is rounded."""
+    module = f"rapid_llm.kernels.ops.gemm.fused_{op}_jit"
+    return KernelSpec(
+        name=f"jit/{op}.settled",
+        op=op,
+        backend="jit",
+        target=f"{module}:{op}",
+        available="rapid_llm.kernels.jit:available",
+        devices=("cuda",),
+        dtypes=("bf16", "fp16"),
+        capability=((80, None),),
+        shape=Shape(require=(Dim("tokens", max=1), *shape)),
+        layout=("input:last_dim_contiguous", "weight:last_dim_contiguous", *layout),
+        prepack="rapid_llm.kernels.ops.gemm.linear_jit:settle",
+        prepare=f"{module}:prepare",
+    )
+
+
+_WHOLE = Dim("in_features", max=2**30 - 8, multiple_of=8)
+_ALIGNED = ("input:aligned16", "weight:aligned16", "norm_weight:aligned16", "norm_weight:last_dim_contiguous")
+
+register(
+    _jit("linear_add", (Dim("in_features", max=2**30 - 1),), ()),
+    _jit("rmsnorm_linear", (_WHOLE,), _ALIGNED),
+    _jit("rmsnorm_linear_silu_and_mul", (_WHOLE,), _ALIGNED),
 )

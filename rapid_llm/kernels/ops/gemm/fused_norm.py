@@ -68,9 +68,8 @@ def _check(op: str, input: Tensor, norm_weight: Tensor, weight: Tensor) -> None:
         text = f"{op}: norm_weight is on {norm_weight.device}, input on {input.device}; CUDA and CPU do not mix"
         raise ArgumentError(text)
     if norm_weight.dtype not in (torch.float32, input.dtype):
-        raise ArgumentError(
-            f"{op}: norm_weight must have dtype {input.dtype} or torch.float32, got {norm_weight.dtype}"
-        )
+        wanted = "torch.float32" if input.dtype is torch.float32 else f"{input.dtype} or torch.float32"
+        raise ArgumentError(f"{op}: norm_weight must have dtype {wanted}, got {norm_weight.dtype}")
 
 
 def _check_out(op: str, out: Tensor | None, shape: tuple[int, ...], **read: Tensor | None) -> None:
