@@ -22,7 +22,8 @@ Quantization = Annotated[
     str | None, typer.Option(help="int8, int4 or fp8: quantise dense weights as they are loaded. Default: as they are.")
 ]
 KVCacheDtype = Annotated[
-    str, typer.Option("--kv-cache-dtype", help="fp8: keys and values of one byte. Default: auto, as the activations.")
+    str | None,
+    typer.Option("--kv-cache-dtype", help="fp8: keys and values of one byte. Default: auto, as the activations."),
 ]
 LoadFormat = Annotated[
     str, typer.Option("--load-format", help="pt also reads weights that are pickles (.bin), running no code of theirs.")
@@ -53,6 +54,7 @@ def engine_options(
     prefix_caching: bool | None,
     speculate: int | None,
     cuda_graphs: str | None,
+    kv_cache_dtype: str | None,
     tensor_parallel: int | None,
 ) -> dict[str, Any]:
     """What was given, under the names of `EngineOptions`."""
@@ -65,6 +67,8 @@ def engine_options(
         given["speculative"] = {"method": "ngram", "num_tokens": speculate}
     if cuda_graphs is not None:
         given["cuda_graphs"] = cuda_graphs
+    if kv_cache_dtype is not None:
+        given["kv_cache_dtype"] = kv_cache_dtype
     if tensor_parallel is not None:
         given["tensor_parallel"] = tensor_parallel
     return given
