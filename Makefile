@@ -84,8 +84,11 @@ test-gpu-here: $(TEST)
 	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -m gpu --result-file "$(RESULTS)/test-gpu-{machine}.json" $(PYTEST_ARGS)
 
 SOAK ?= 10000
-soak: $(TEST) ## the engine's property test on SOAK=10000 requests, some minutes long
+SOAK_SECONDS ?= 300
+SOAK_CLIENTS ?= 64
+soak: $(TEST) ## the engine's property test on SOAK=10000 requests, then SOAK_SECONDS=300 of load on a server
 	$(PY) -m tests.engine.soak $(SOAK)
+	$(PY) -m tests.server.soak $(SOAK_SECONDS) $(SOAK_CLIENTS)
 
 lint: $(TEST) ## style, formatting and types
 	$(PY) -m ruff check .
