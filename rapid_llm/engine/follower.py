@@ -102,7 +102,8 @@ class Follower:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is rank 0's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all of a job, they are rank 0's to handle
+        signal.signal(number, signal.SIG_IGN)
     channel = Connection(os.dup(0))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
