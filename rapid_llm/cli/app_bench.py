@@ -9,7 +9,7 @@ import typer
 
 from .app_generate import Model, Threads
 from .declare import Json, example
-from .engine import CudaGraphs, Quantization
+from .engine import CudaGraphs, KVCacheDtype, Quantization, TensorParallel
 from .support import guarded
 
 
@@ -81,6 +81,8 @@ def bench(
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. Default: auto.")] = None,
     quantization: Quantization = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N. Default: auto.")] = None,
+    kv_cache_dtype: KVCacheDtype = None,
+    tensor_parallel: TensorParallel = None,
     threads: Threads = None,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Most tokens of one step.")] = None,
     kv_cache_tokens: Annotated[
@@ -106,6 +108,8 @@ def bench(
             "dtype": dtype,
             "quantization": quantization,
             "device": device,
+            "kv_cache_dtype": kv_cache_dtype,
+            "tensor_parallel": tensor_parallel,
             "threads": threads,
             "max_batch_tokens": max_batch_tokens,
             "kv_cache_tokens": kv_cache_tokens,

@@ -214,7 +214,7 @@ def _about(record: Mapping[str, Any]) -> list[tuple[str, object]]:
     kind = "random weights" if model["random_weights"] else "weights of a file"
     pairs: list[tuple[str, object]] = [
         ("model", f"{model['name']}, {model['parameters'] / 1e6:,.1f} M parameters, {kind}, {model['dtype']}"),
-        ("device", f"{device}, {machine['threads']} threads" if model["device"] == "cpu" else device),
+        ("device", _where(device, model, machine)),
         (
             "a step reads",
             f"{size(weights['weights'])} of weights, {size(model['kv_bytes_per_token'])} a token of context",
@@ -228,6 +228,12 @@ def _about(record: Mapping[str, Any]) -> list[tuple[str, object]]:
         others = record["load"]["during"]["others"]
         pairs.append(("DISTURBED", f"other programs used {others} CPUs meanwhile: quote none of these figures"))
     return pairs
+
+
+def _where(device: str, model: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    many = "" if model["ranks"] == 1 else f"{model['ranks']} x "
+    threads = f", {machine['threads']} thread{'s'[: machine['threads'] != 1]}" if model["device"] == "cpu" else ""
+    return f"{many}{device}{threads}" + ("; bytes and limits are of one" if many else "")
 
 
 def _rows(case: Mapping[str, Any], result: CaseResult) -> list[tuple[str, ...]]:

@@ -19,7 +19,7 @@ from .arms import OURS
 
 SCHEMA: Final = 1
 KIND: Final = "engine"
-SAME: Final = ("name", "dtype", "quantization", "device")
+SAME: Final = ("name", "dtype", "quantization", "device", "ranks")
 """What of a run's model must agree for its times to be comparable."""
 
 _KEY: Final = ("kind", "batch", "context", "tokens")

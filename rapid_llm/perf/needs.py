@@ -36,13 +36,15 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StepNeeds:
-    """weight_bytes: tokens of a step -> (every dense weight and the head, all experts), as `Decoder.weight_bytes`.
-    kv_bytes: of one token's keys and values in all layers. row_bytes: of one row of the embedding."""
+    """Of one device. weight_bytes: tokens of a step -> (every dense weight and the head, all experts), as
+    `Decoder.weight_bytes`. kv_bytes: of one token's keys and values in all layers. row_bytes: of one row of the
+    embedding. ranks: devices that share the arithmetic of `config`."""
 
     config: ModelConfig
     weight_bytes: Callable[[int], tuple[int, int]]
     kv_bytes: float
     row_bytes: float
+    ranks: int = 1
 
     def decode(self, batch: int, context: int, steps: int) -> Needs:
         """Of `steps` decode steps behind prompts of `context` tokens: step i computes token context + i, which sees as
@@ -51,7 +53,7 @@ class StepNeeds:
         keys = sum(self._keys(context + i) for i in range(1, steps + 1))
         linear = 2 * (self._weights_of_a_token() + c.vocab_size * c.hidden_size)
         moved = steps * self._weights(batch) + batch * keys * self.kv_bytes / c.num_layers
-        return Needs(moved, batch * (steps * linear + 4 * c.q_size * keys))
+        return Needs(moved, batch * (steps * linear + 4 * c.q_size * keys) / self.ranks)
 
     def prefill(self, batch: int, tokens: int) -> Needs:
         """Of the first token of `batch` prompts: the weights once, keys and values written once, one row of logits
@@ -59,7 +61,8 @@ class StepNeeds:
         c, count = self.config, batch * tokens
         keys = sum(_triangle(tokens, c.window(layer)) for layer in range(c.num_layers))
         linear = 2 * (count * self._weights_of_a_token() + batch * c.vocab_size * c.hidden_size)
-        return Needs(self._weights(count) + count * self.kv_bytes, linear + 4 * c.q_size * batch * keys)
+        flops = linear + 4 * c.q_size * batch * keys
+        return Needs(self._weights(count) + count * self.kv_bytes, flops / self.ranks)
 
     def _weights(self, tokens: int) -> float:
         """Bytes of weights that a step reads: a uniform choice of k among E experts by n tokens leaves out a share of

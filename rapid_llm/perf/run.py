@@ -79,7 +79,11 @@ def run_offline(
         raise ValueError(f"--peer {unknown!r} is not known; known: {', '.join(PEERS)}")
     where = resolve_device(str(request.options.get("device", "auto")))
     harness = device_for(str(where)) if device is None else device
-    gpu = require_idle_device(harness, force=request.force_busy, patience=request.patience)
+    others = range(1, int(request.options.get("tensor_parallel", 1))) if where.type == "cuda" else ()
+    gpus = [
+        require_idle_device(one, force=request.force_busy, patience=request.patience)
+        for one in (harness, *(device_for(f"cuda:{rank}") for rank in others))
+    ]
     run = Run(
         "engine",
         command=request.command,
@@ -90,6 +94,25 @@ def run_offline(
     labels = _labels(str(request.options.get("dtype", "auto")), where)
     ceiling = limits(harness, where, labels)
     built = build(request.shape, request.model, request.options, request.cases)
+    try:
+        return _outcome(
+            request, run, built, harness, where, ceiling, partial(limits, harness, where, labels), gpus, told
+        )
+    finally:
+        built.llm.close()
+
+
+def _outcome(
+    request: Request,
+    run: Run,
+    built: Built,
+    harness: Device,
+    where: Any,
+    ceiling: Limits,
+    again: Callable[..., Limits],
+    gpus: Sequence[int | None],
+    told: Callable[[CaseResult, Limits], None],
+) -> Outcome:
     arms, missing = _arms(request, built, where)
     results = [CaseResult(case, _needs(built, case), code="left_out", failure=r) for case, r in built.left_out.items()]
     for case in request.cases:
@@ -99,14 +122,14 @@ def run_offline(
         result.missing |= missing
         results.append(result)
         told(result, ceiling)
-    ceiling = ceiling.better(limits(harness, where, labels, again=True))
+    ceiling = ceiling.better(again(again=True))
     outcome = Outcome(results, ceiling)
     outcome.record = {
         **run.record(),
         "perf_kind": earlier.KIND,
         "perf_schema": earlier.SCHEMA,
         "model": _model(request, built),
-        "busy": {"device_percent": gpu, "forced": request.force_busy},
+        "busy": {"device_percent": gpus, "forced": request.force_busy},
         "limits": ceiling.json(),
         "cases": [result.json(ceiling) for result in results],
         "engine": _engine(built.llm),
@@ -124,7 +147,7 @@ def _measure(
         arms,
         limits,
         device,
-        prompts=partial(prompts_of, case, built.config.num_tokens, request.seed),
+        prompts=partial(prompts_of, case, built.vocab, request.seed),
         rounds=request.rounds,
         max_seconds=request.max_seconds,
         graphs=lambda: None if built.llm.graphs is None else built.llm.graphs.json(),
@@ -173,10 +196,7 @@ def _peer(request: Request, built: Built, device: Any) -> Arm:
         folder = str(path)
     if stated is None and folder is None:
         raise ValueError("transformers runs a named --shape, or a --model that is a folder")
-    dtype = built.llm.explain().settings["dtype"].rpartition("cache ")[2].rstrip(")")
-    import torch
-
-    return transformers_arm(stated, folder, device=device, dtype=getattr(torch, dtype), seed=request.seed)
+    return transformers_arm(stated, folder, device=device, dtype=built.dtype, seed=request.seed)
 
 
 def _model(request: Request, built: Built) -> dict[str, Any]:
@@ -193,6 +213,7 @@ def _model(request: Request, built: Built) -> dict[str, Any]:
         "dtype": built.llm.explain().settings["dtype"],
         "quantization": request.options.get("quantization"),
         "device": built.llm.device.type,
+        "ranks": built.needs.ranks,
         "read_bytes": {"weights": weights, "experts": experts},
         "kv_bytes_per_token": built.needs.kv_bytes,
     }
@@ -215,7 +236,7 @@ def _profile(request: Request, built: Built, limits: Limits) -> dict[str, Any]:
     prefill = [case for case in request.cases if case not in built.left_out and case.kind == "prefill"]
     chosen = [*sorted(prefill, key=lambda case: case.context)[-1:], *decode[-1:]]
     arm = EngineArm(built.llm, salt="profile")
-    prompts = {case: prompts_of(case, built.config.num_tokens, request.seed, -9) for case in chosen}
+    prompts = {case: prompts_of(case, built.vocab, request.seed, -9) for case in chosen}
     for case in decode[-1:]:
         arm.ready(case, prompts[case])  # so that its prompts are no part of what is timed
     with built.llm.stats(every=2) as stats:

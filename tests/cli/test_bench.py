@@ -45,6 +45,7 @@ def outcome(seconds: float = 2.0, failure: str = "", **changes: Any) -> Outcome:
             "read_bytes": {"weights": 2e9, "experts": 0},
             "kv_bytes_per_token": 131072.0,
             "quantization": None,
+            "ranks": 1,
         },
         "limits": LIMITS.json(),
         "cases": [result.json(LIMITS)],
@@ -74,7 +75,18 @@ def test_options_reach_the_run(ran: Any, capsys: pytest.CaptureFixture[str]) -> 
     args = ["--shape", "llama-3.2-1b", "--prefill", "128", "--decode", "32", "--batch", "1,16", "--context", "64,512"]
     args += ["--rounds", "5", "--seconds", "9", "--peer", "transformers", "--profile", "--force-busy", "--seed", "7"]
     args += ["--dtype", "bfloat16", "--quantization", "int8", "--device", "cuda", "--max-batch-tokens", "4096"]
-    args += ["--kv-cache-tokens", "1000", "--cuda-graphs", "off", "--threads", "2"]
+    args += [
+        "--kv-cache-tokens",
+        "1000",
+        "--cuda-graphs",
+        "off",
+        "--threads",
+        "2",
+        "--kv-cache-dtype",
+        "fp8",
+        "--tensor-parallel",
+        "2",
+    ]
     assert call("bench", *args, capsys=capsys).status == 0
     (request,) = ran.asked
     assert (request.shape, request.model, request.seed) == ("llama-3.2-1b", None, 7)
@@ -85,6 +97,8 @@ def test_options_reach_the_run(ran: Any, capsys: pytest.CaptureFixture[str]) -> 
         "threads": 2,
         "max_batch_tokens": 4096,
         "kv_cache_tokens": 1000,
+        "kv_cache_dtype": "fp8",
+        "tensor_parallel": 2,
         "cuda_graphs": "off",
     }
     assert [case.title for case in request.cases] == [

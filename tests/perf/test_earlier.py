@@ -30,7 +30,7 @@ def record(ours: float = 2.0, peer: float | None = None, noise: float = 0.001, l
     made = {
         "perf_kind": "engine",
         "perf_schema": 1,
-        "model": {"name": "tiny", "dtype": "bf16", "quantization": None, "device": "cuda"},
+        "model": {"name": "tiny", "dtype": "bf16", "quantization": None, "ranks": 1, "device": "cuda"},
         "machine": {"slug": "h200"},
         "cases": [result.json(LIMITS)],
     }

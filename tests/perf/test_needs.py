@@ -85,3 +85,11 @@ def test_the_published_size_of_the_8b_step() -> None:
     assert one.bytes == pytest.approx(15.01e9, rel=1e-3)
     assert one.flops == pytest.approx(2 * 7.5e9, rel=2e-3)
     assert made.decode(64, 8191, 1).bytes - made.decode(64, 0, 1).bytes == pytest.approx(64 * 8191 * 131_072)
+
+
+def test_devices_share_the_arithmetic_and_not_what_each_of_them_reads() -> None:
+    """Catches: a device of two held to the FLOPs of both, or its own bytes halved a second time."""
+    whole, half = needs(), replace(needs(), ranks=2)
+    for one, other in ((whole.decode(2, 9, 3), half.decode(2, 9, 3)), (whole.prefill(1, 9), half.prefill(1, 9))):
+        assert other.flops == one.flops / 2
+        assert other.bytes == one.bytes
