@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import fcntl
+import hashlib
 import importlib.machinery
+import os
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -32,6 +36,10 @@ from rapid_llm.kernels.build.process import run, spell  # noqa: E402
 CSRC: Final = ROOT / "csrc"
 KERNELS: Final = ROOT / "rapid_llm" / "kernels" / "csrc"
 OUTPUT: Final = ROOT / "rapid_llm" / aot.FILE
+OBJECTS: Final = ROOT / "build" / "objects"
+"""What was compiled before, by a digest of all that it was made of: an edit compiles what it touches."""
+KEPT: Final = 3
+"""Objects of a source that stay there."""
 ARCHS: Final = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "compute_120")
 """Machine code for each, and the newest as PTX too, for GPUs that are newer still."""
 
@@ -96,7 +104,7 @@ def build(output: Path = OUTPUT, archs: Sequence[str] | None = None) -> Path:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=output.parent) as name:
         folder = Path(name)
         with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs(BYTES_A_JOB), len(sources)))) as pool:
-            objects = list(pool.map(lambda source: _compile(source, folder, torch, tools, archs), sources))
+            objects = list(pool.map(lambda source: _object(source, folder, torch, tools, archs), sources))
         linked = folder / output.name
         _run([*_link(tools, torch, objects), "-o", str(linked)])
         linked.chmod(0o755)
@@ -115,8 +123,48 @@ def _current(output: Path, torch: Torch, tools: Toolchain, archs: Sequence[str])
     return facts == (TORCH_TARGET, torch.version.partition("+")[0], tools.version, tuple(archs), digest)
 
 
-def _compile(source: Path, folder: Path, torch: Torch, tools: Toolchain, archs: Sequence[str]) -> Path:
-    compiled = folder / f"{source.stem}.o"
+def _object(source: Path, folder: Path, torch: Torch, tools: Toolchain, archs: Sequence[str]) -> Path:
+    """The source's object, compiled unless it is kept; of several processes that want the same one, one compiles it.
+
+    folder: where it goes if this checkout cannot be written to.
+    """
+    command = _command(source, torch, tools, archs)
+    if not os.access(ROOT, os.W_OK):
+        return _compile([*command, *_threads(source)], source, folder / f"{source.stem}.o")
+    OBJECTS.mkdir(parents=True, exist_ok=True)
+    compiler = tools.nvcc.stat() if tools.nvcc is not None else None
+    made_of = [*(word.replace(str(ROOT), "") for word in command), torch.version, str(tools.version)]
+    made_of += [f"{compiler.st_size} {compiler.st_mtime_ns}" if compiler is not None else ""]
+    made_of += [aot.source_digest(CSRC, KERNELS, [source])]
+    key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:24]
+    kept = OBJECTS / f"{source.stem}-{key}.o"
+    with (OBJECTS / f"{source.stem}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.is_file():
+            _compile([*command, *_threads(source)], source, folder / kept.name, kept)
+        kept.touch()
+        every = sorted(OBJECTS.glob(f"{source.stem}-{'?' * len(key)}.o"), key=lambda path: path.stat().st_mtime_ns)
+        for old in every[:-KEPT]:
+            old.unlink()
+    return kept
+
+
+def _compile(command: Sequence[str], source: Path, output: Path, to: Path | None = None) -> Path:
+    """Compile to `output`, and bring that to `to` whole or not at all."""
+    _run([*command, str(source), "-o", str(output)])
+    if to is None:
+        return output
+    draft = to.with_suffix(".draft")
+    shutil.move(output, draft)
+    return draft.replace(to)
+
+
+def _threads(source: Path) -> list[str]:
+    """How many of a source's architectures are compiled at once, which changes no object."""
+    return ["--threads", "2" if jobs(BYTES_A_JOB) > 1 else "1"] if source.suffix == ".cu" else []
+
+
+def _command(source: Path, torch: Torch, tools: Toolchain, archs: Sequence[str]) -> list[str]:
     includes = [CSRC / "include", KERNELS, KERNELS / "include"]
     system = [torch.folder / "include", Path(sysconfig.get_path("include"))]
     target = (TORCH_TARGET[0] << 56) | (TORCH_TARGET[1] << 48)
@@ -128,11 +176,9 @@ def _compile(source: Path, folder: Path, torch: Torch, tools: Toolchain, archs: 
     command += [word for path in system for word in ("-isystem", str(path))]
     if source.suffix == ".cu":
         command += [word for arch in archs for word in gencode(arch)]
-        command += ["--threads", "2" if jobs(BYTES_A_JOB) > 1 else "1"]
     else:
         command += _facts(tools, archs)
-    _run([*command, str(source), "-o", str(compiled)])
-    return compiled
+    return command
 
 
 def _facts(tools: Toolchain, archs: Sequence[str]) -> list[str]:

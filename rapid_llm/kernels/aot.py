@@ -12,6 +12,7 @@ import importlib
 import mmap
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -147,10 +148,11 @@ def release(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def source_digest(csrc: Path, kernels: Path) -> str:
-    """A digest of the extension's sources and of every own header that they include, by name and content."""
+def source_digest(csrc: Path, kernels: Path, sources: Iterable[Path] | None = None) -> str:
+    """A digest of the extension's sources, or of those given, and of every own header that they include, by name and
+    content."""
     known: dict[str, bytes] = {}
-    pending = [(path.relative_to(csrc).as_posix(), path) for path in sorted(csrc.rglob("*.c[uc]"))]
+    pending = [(path.relative_to(csrc).as_posix(), path) for path in sorted(sources or csrc.rglob("*.c[uc]"))]
     while pending:
         name, path = pending.pop()
         if name in known:

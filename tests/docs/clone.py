@@ -32,6 +32,8 @@ class Clone:
         for name in _FILES:
             if (ROOT / name).is_file():
                 shutil.copy(ROOT / name, self.root / name)
+        if (objects := ROOT / "build" / "objects").is_dir():  # by content: the guide compiles what it adds
+            shutil.copytree(objects, self.root / "build" / "objects", ignore=shutil.ignore_patterns("*.draft"))
         self.environment = _environment(self.root, folder)
 
     def follow(self, block: Block) -> None:
