@@ -1,4 +1,4 @@
-"""Clients of every kind at once: patient ones, ones that leave, hostile ones; and one that asks after the health.
+"""Clients of every kind at once: patient ones, ones that leave, hostile ones.
 
 Each request that the server accepted must come to an end that says so; each hostile one must be refused.
 """
@@ -49,7 +49,6 @@ class Load:
 
     def __init__(self, port: int, *, seed: int = 0, longest: int = 40, flood: int = 100_000_000) -> None:
         self.counts: Counter[str] = Counter()
-        self.health: list[float] = []
         self._port = port
         self._seed = seed
         self._longest = longest
@@ -65,7 +64,6 @@ class Load:
         async with asyncio.TaskGroup() as group:
             for number in range(clients):
                 group.create_task(self._client(random.Random(f"{self._seed} {number}")))
-            group.create_task(self._watch())
 
     async def _client(self, draw: random.Random) -> None:
         while time.monotonic() < self._end:
@@ -79,16 +77,6 @@ class Load:
                     await self._ask(draw)
                 else:
                     await self._embed(draw)
-
-    async def _watch(self) -> None:
-        """Ask /health ten times a second, each time by a connection of its own."""
-        while time.monotonic() < self._end:
-            began = time.monotonic()
-            status, body = await self._exchange("GET", "/health", b"")
-            self.health.append(time.monotonic() - began)
-            if status != 200:
-                raise LoadError(f"/health said {status}: {body!r}")
-            await asyncio.sleep(0.1)
 
     def _asked(self, draw: random.Random) -> tuple[str, dict[str, Any]]:
         words = " ".join(draw.choices(["red", "green", "blue", "one", "two", "three"], k=draw.randrange(1, 12)))
