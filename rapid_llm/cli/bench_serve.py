@@ -107,6 +107,7 @@ def _measure(
         name = None if local else model
         found = asyncio.run(serving.load(endpoint, name, runs, told=_tell, patience=60.0 if local else 0.0))
     record = watch.record()
+    del record["figures"]  # `runs` has them
     if not local:
         record["disturbed"] = None  # the server itself may be among the programs that were seen
     first = runs[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rapid_llm.bench import Run, device_for
+from rapid_llm.bench import Figure, Run, device_for
 from rapid_llm.bench.device import Device
 from rapid_llm.bench.load import PATIENCE_S
 
@@ -123,6 +123,10 @@ def _outcome(
         results.append(result)
         told(result, ceiling)
     ceiling = ceiling.better(again(again=True))
+    for result in results:
+        if OURS in result.arms:
+            rate = result.case.produced / result.arms[OURS].seconds.median
+            run.add(Figure(result.case.title, rate, "tok/s"))
     outcome = Outcome(results, ceiling)
     outcome.record = {
         **run.record(),

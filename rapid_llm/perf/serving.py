@@ -51,7 +51,20 @@ async def load(
     for traffic in runs:
         results.append(await _run(client, name, traffic, extra, now))
         told(results[-1])
-    return {"model": name, "ignore_eos": extra.get("ignore_eos", False), "runs": results}
+    return {
+        "model": name,
+        "ignore_eos": extra.get("ignore_eos", False),
+        "runs": results,
+        "server_report": await _report(client),
+    }
+
+
+async def _report(client: Client) -> Any:
+    """Which row runs each op, and its share of the memory's limit, if the server is one that tells."""
+    try:
+        return await client.get("/v1/report")
+    except HttpError as error:
+        return {"missing": str(error)}
 
 
 async def _listed(client: Client, until: float, now: Now) -> Any:

@@ -61,6 +61,7 @@ def test_the_record_holds_what_a_reader_needs() -> None:
     assert "revision" in record["machine"]
     assert {line["phase"] for line in record["profile"]["ops"]} == {"prefill", "decode"}
     assert record["disturbed"] is False
+    assert [figure["name"] for figure in record["figures"]] == told
 
 
 def test_a_busy_machine_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

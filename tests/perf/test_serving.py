@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
@@ -26,6 +27,9 @@ class Scripted:
         self.bodies: list[Mapping[str, Any]] = []
 
     async def get(self, path: str) -> Any:
+        if path == "/v1/report":
+            raise HttpError(404, "no such route")
+        assert path == "/v1/models"
         if self.down:
             self.down -= 1
             raise ConnectionRefusedError("refused")
@@ -59,6 +63,7 @@ def test_requests_are_what_was_planned() -> None:
     client, told = Scripted(GOOD), []
     found = run(client, TRAFFIC, Traffic(9e9, 2, 5, 4), told=told.append)
     assert found["model"] == "first"
+    assert found["server_report"] == {"missing": "404: no such route"}
     assert found["ignore_eos"] is True
     assert [one["completed"] for one in found["runs"]] == [3, 2]
     assert told == found["runs"]
@@ -138,6 +143,8 @@ def test_a_real_server() -> None:
             asyncio.run(serving.load(Endpoint.of(server.url), None, [traffic]))
     (one,) = found["runs"]
     assert (one["completed"], one["errors"], found["ignore_eos"]) == (4, {}, True)
+    assert "missing" not in found["server_report"]
+    assert "native/sample" in json.dumps(found["server_report"])
     assert one["output_tokens_per_second"] == pytest.approx(20 / one["seconds"])
     assert one["ttft_seconds"]["p50"] > 0
     assert one["itl_seconds"]["p99"] > 0
