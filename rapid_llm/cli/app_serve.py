@@ -47,6 +47,12 @@ def serve(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one and tells it.")] = 8000,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Run N whole engines behind one address, on Ray Serve; needs rapid-llm[replicas]."
+        ),
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY|@FILE", help="Requests must bring it as a bearer token. May be given several times."),
@@ -126,4 +132,5 @@ def serve(
             "stall_timeout": stall_timeout,
         },
         log_level=log_level,
+        replicas=replicas,
     )

@@ -13,8 +13,10 @@ from .support import BAD, USAGE, fail, usage
 
 if TYPE_CHECKING:
     from rapid_llm.engine.llm import LLM
+    from rapid_llm.server.service import ServerOptions
 
 INSTALL: Final = "pip install 'rapid-llm[serve]'"
+INSTALL_REPLICAS: Final = "pip install 'rapid-llm[serve,replicas]'"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOCAL: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -29,12 +31,17 @@ def run(
     engine: Mapping[str, Any],
     server: Mapping[str, Any],
     log_level: str,
+    replicas: int | None = None,
 ) -> None:
     """Check everything that can be checked, take the port, load the model, serve. Nothing is loaded for a mistake."""
     if log_level not in LOG_LEVELS:
         fail(f"--log-level {log_level!r} is not known; use one of {', '.join(LOG_LEVELS)}", USAGE)
     if not 0 <= port <= 65535:
         fail(f"--port {port} is no port; use 0 to 65535", USAGE)
+    if replicas is not None and replicas < 1:
+        fail(f"--replicas {replicas}: use 1 or more", USAGE)
+    if replicas is not None and port == 0:
+        fail("--port 0 takes any free port, which --replicas cannot; name one", USAGE)
     try:
         from rapid_llm.server.run import Server, bind
         from rapid_llm.server.service import ServerOptions
@@ -57,6 +64,10 @@ def run(
         socket = bind(host, port)
     except OSError as error:
         fail(f"cannot listen on --host {host} --port {port}: {error.strerror or error}; use another one", BAD)
+    if replicas is not None:
+        socket.close()  # it is free; Ray Serve takes it
+        _run_replicas(replicas, model, shape, shown, host, port, engine, options)
+        return
     with socket:
         logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
         llm = make_llm(model, engine) if shape is None else _random(shape, engine)
@@ -67,6 +78,36 @@ def run(
         if host not in LOCAL and not options.api_keys:
             print(f"Whoever reaches {host} can use this server: --api-key would ask for a key", file=sys.stderr)
         serving.run(sockets=[socket])
+
+
+def _run_replicas(
+    count: int,
+    model: str | None,
+    shape: str | None,
+    names: Sequence[str],
+    host: str,
+    port: int,
+    engine: Mapping[str, Any],
+    options: ServerOptions,
+) -> None:
+    from rapid_llm.engine.options import EngineOptions
+
+    given = {name: value for name, value in engine.items() if value is not None}
+    with usage():
+        EngineOptions(**given)
+    try:
+        from rapid_llm.server.replica import ReplicaSpec
+        from rapid_llm.server.replicas import run as serve_replicas
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "rapid_llm":
+            raise
+        fail(f"--replicas needs the package {error.name}, which is not installed: {INSTALL_REPLICAS}", BAD)
+
+    def ready() -> None:
+        print(f"{names[0]}: {count} replicas at http://{host}:{port} (Ctrl-C ends)", file=sys.stderr, flush=True)
+
+    spec = ReplicaSpec(model, shape, given, tuple(names), options)
+    serve_replicas(spec, count, host=host, port=port, ready=ready)
 
 
 def _random(shape: str, engine: Mapping[str, Any]) -> LLM:
