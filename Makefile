@@ -56,16 +56,21 @@ run: $(BASE) ## make the environment, fetch the default model, and let it speak
 
 test: test-floor test-compiles test-interpreter ## every test that this machine can run
 
+# The files that say a mark: importing all others, too, would take each worker as long as many tests.
+marked = $(shell grep -rlE --include='test_*.py' 'mark\.($(1))\b' tests)
+
 # Rows that were edited since their records were made, or have none for this CPU, are proven first.
 test-floor: $(TEST)
 	$(PY) -m rapid_llm.cli kernels verify --device cpu --stale --write user
-	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -n $(WORKERS) -m "not compiles" $(PYTEST_ARGS)
+	RAPID_LLM_TEST_REQUIRE_MODEL=1 $(PY) -m pytest -n $(WORKERS) -m "not compiles and not emulated" $(PYTEST_ARGS)
 
 test-compiles: $(TEST)
-	$(PY) -m pytest -n $(WORKERS) -m compiles $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) -m compiles $(call marked,compiles) $(PYTEST_ARGS)
 
+# What stands in for a GPU on a CPU: Triton's interpreter, and the emulation of CUDA kernels.
 test-interpreter: $(TEST)
-	TRITON_INTERPRET=1 $(PY) -m pytest -n $(WORKERS) -m interpreter tests/kernels $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(PY) -m pytest -n $(WORKERS) -m "interpreter or emulated" \
+		$(call marked,interpreter|emulated) $(PYTEST_ARGS)
 
 # Where no environment exists yet and the interpreter at hand already has all that the tests need, that one is used.
 GPU_READY := import torch, pytest, pytest_timeout, hypothesis, numpy, tokenizers, jinja2, typer, rich; \

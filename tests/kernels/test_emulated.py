@@ -35,6 +35,8 @@ from .emulation.translate import Untranslatable, translate
 from .emulation.units import UNITS, Fault, compile_unit, copy_sources, precompiled, shared, unavailable
 from .gpu_rows import built_rows, check, parameters
 
+pytestmark = pytest.mark.emulated
+
 NOT_EMULATED: Final[dict[str, str]] = {}
 """Units that the CPU cannot run, each with the reason."""
 

@@ -20,6 +20,8 @@ from .emulation.units import HERE, compile_unit, copy_sources, precompiled, shar
 
 RECORDS = {"q8_0": 3, "q4_0": 4, "q4_1": 5}
 
+pytestmark = pytest.mark.emulated
+
 Run = Callable[..., Tensor]
 
 
