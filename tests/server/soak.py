@@ -82,6 +82,8 @@ def _judge(load: Load, sizes: list[int], health: list[tuple[int, float]], same: 
     print(f"/health {len(times)} times: median {middle:.1f}, 99 % {late:.1f}, worst {worst:.1f} ms")
     early, last = max(sizes[: int(len(sizes) * SHARE) + 1]), statistics.median(sizes[-5:])
     print(f"resident memory {early / 2**20:.0f} MiB at most in the first half, {last / 2**20:.0f} MiB at the end")
+    curve = sizes[:: max(1, len(sizes) // 20)]
+    print("MiB over time:", *(size >> 20 for size in curve))
     faults = []
     if late > 1e3 * HEALTH_S:
         faults.append(f"/health took {late:.0f} ms")

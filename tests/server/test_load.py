@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
+from rapid_llm.engine.job import Job
+from rapid_llm.server.async_engine import Ticket
+
 from .conftest import mock_llm
 from .live import live, until
 from .load import Load, figures
 
 
 def test_nothing_is_lost_or_left_behind() -> None:
-    """E82, E83, E90. Catches: a request that never ends, pages or places that stay taken, an answer that changes.
+    """E82, E83, E90. Catches: a request that never ends, pages or places that stay taken, an answer that changes, and
+    a request that something still remembers.
 
     The pool is small, so that requests are preempted; places are few, so that some are put off.
     """
@@ -29,3 +35,9 @@ def test_nothing_is_lost_or_left_behind() -> None:
         assert found["rapid_llm_generation_tokens_total"] > 100
         assert found["rapid_llm_time_to_first_token_seconds_count"] >= load.counts["streams"] + load.counts["answers"]
         assert not server.server.service.metrics._progress, "requests that ended are still counted"
+        until(lambda: not alive(Job) and not alive(Ticket))
+
+
+def alive(kind: type) -> int:
+    gc.collect()
+    return sum(isinstance(thing, kind) for thing in gc.get_objects())
