@@ -102,6 +102,7 @@ def _measure(
         force_busy=force_busy,
         threads_checked=False,
     )
+    held = _held_to(shape, options, force_busy) if local and shape is not None else None
     with _server(shape, model, options) if local else contextlib.nullcontext(serve) as url:
         endpoint = Endpoint.of(url, key)
         name = None if local else model
@@ -111,10 +112,16 @@ def _measure(
     if not local:
         record["disturbed"] = None  # the server itself may be among the programs that were seen
     first = runs[0]
+    if held is not None:
+        from rapid_llm.perf.capacity import share
+
+        for one in found["runs"]:
+            one["share_of_roofline"] = share(*held, one, first.prompt_tokens, first.output_tokens)
     return {
         **record,
         "perf_kind": serving.KIND,
         "perf_schema": serving.SCHEMA,
+        "limits": None if held is None else held[1].json(),
         "server": {"address": LOCAL if local else serve, "shape": shape, "options": dict(options) if local else None},
         "traffic": {
             **{name: getattr(first, name) for name in ("requests", "prompt_tokens", "output_tokens", "seed")},
@@ -122,6 +129,29 @@ def _measure(
         },
         **found,
     }
+
+
+def _held_to(shape: str, options: Mapping[str, Any], force_busy: bool) -> tuple[Any, Any]:
+    """What a shape's steps need, and what this device gives while no server is here yet."""
+    from rapid_llm.bench import device_for
+    from rapid_llm.engine.loading import resolve_device
+    from rapid_llm.engine.options import EngineOptions
+    from rapid_llm.models.shapes import shape_config
+    from rapid_llm.perf.busy import require_idle_device
+    from rapid_llm.perf.capacity import needs_of_shape
+    from rapid_llm.perf.limits import dtypes_of_products, measure_limits
+
+    checked = EngineOptions.of(dict(options))
+    where = resolve_device(checked.device)
+    harness = device_for(str(where))
+    require_idle_device(harness, force=force_busy)
+    needs = needs_of_shape(shape_config(shape), checked, where)
+    limits = measure_limits(harness, where, dtypes_of_products(checked.dtype, where))
+    if where.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # the server needs the memory
+    return needs, limits
 
 
 def _without_key(words: Sequence[str]) -> list[str]:
@@ -165,7 +195,19 @@ def show(record: Mapping[str, Any]) -> None:
         pairs.append(("DISTURBED", f"other programs used {record['load']['during']['others']} CPUs: quote nothing"))
     print_pairs(pairs)
     print()
-    headings = ("req/s asked", "req/s", "tok/s", "in flight", "TTFT p50", "p90", "p99 ms", "ITL p50", "p90", "p99 ms")
+    headings = (
+        "req/s asked",
+        "req/s",
+        "tok/s",
+        "of roofline",
+        "in flight",
+        "TTFT p50",
+        "p90",
+        "p99 ms",
+        "ITL p50",
+        "p90",
+        "p99 ms",
+    )
     print_table((*headings, "goodput req/s", "notes"), [_row(found) for found in record["runs"]])
     for found in record["runs"]:
         for error, count in found["errors"].items():
@@ -180,6 +222,7 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
         str(found["rate"]),
         f"{found['requests_per_second']:.2f}",
         f"{found['output_tokens_per_second']:,.1f}",
+        "" if "share_of_roofline" not in found else f"{found['share_of_roofline']:.1%}",
         f"{found['concurrency']:.1f}",
         *_milliseconds(found["ttft_seconds"]),
         *_milliseconds(found["itl_seconds"]),

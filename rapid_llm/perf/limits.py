@@ -99,6 +99,18 @@ def measure_limits(device: Device, torch_device: Any, dtypes: Sequence[str], *, 
     )
 
 
+def dtypes_of_products(dtype: str, device: Any) -> list[str]:
+    """Labels of what products may be computed in: the activations' dtype, and where the engine may round, bf16 too.
+
+    dtype: as an engine's option; device: torch's.
+    """
+    from rapid_llm.models.decoder import DTYPES, activation_dtype
+
+    chosen = activation_dtype(dtype, device)
+    labels = [label for label, known in DTYPES.items() if known == chosen]
+    return [*labels, "bf16"] if dtype == "auto" and device.type == "cpu" else labels
+
+
 def _sides(device: Device) -> tuple[int, ...]:
     return PRODUCTS[device.kind]
 

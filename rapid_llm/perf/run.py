@@ -16,7 +16,7 @@ from .arms import OURS, Arm, EngineArm
 from .busy import require_idle_device
 from .cases import Case
 from .engine import Built, build
-from .limits import Limits, measure_limits
+from .limits import Limits, dtypes_of_products, measure_limits
 from .offline import CaseResult, measure, prompts_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run_offline(
         patience=request.patience,
         threads_checked=where.type == "cpu",
     )
-    labels = _labels(str(request.options.get("dtype", "auto")), where)
+    labels = dtypes_of_products(str(request.options.get("dtype", "auto")), where)
     ceiling = limits(harness, where, labels)
     built = build(request.shape, request.model, request.options, request.cases)
     try:
@@ -162,15 +162,6 @@ def _needs(built: Built, case: Case) -> Any:
     if case.kind == "prefill":
         return built.needs.prefill(case.batch, case.context)
     return built.needs.decode(case.batch, case.context, case.tokens)
-
-
-def _labels(dtype: str, device: Any) -> list[str]:
-    """Of the dtypes that products may be computed in: the activations', and where the engine may round, bf16 too."""
-    from rapid_llm.models.decoder import DTYPES, activation_dtype
-
-    chosen = activation_dtype(dtype, device)
-    labels = [label for label, known in DTYPES.items() if known == chosen]
-    return [*labels, "bf16"] if dtype == "auto" and device.type == "cpu" else labels
 
 
 def _arms(request: Request, built: Built, device: Any) -> tuple[list[Arm], dict[str, str]]:

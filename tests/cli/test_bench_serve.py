@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from rapid_llm.perf.http import HttpError
 from rapid_llm.perf.traffic import Answer, Traffic, figures
 from tests.perf.conftest import calm as calm  # a fixture of that room
+from tests.perf.support import LIMITS
 
 from .support import call
 
@@ -39,6 +41,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield "http://127.0.0.1:1"
 
     monkeypatch.setattr("rapid_llm.perf.serving.load", load)
+    monkeypatch.setattr("rapid_llm.perf.limits.measure_limits", lambda *args: replace(LIMITS, kind="cpu"))
     monkeypatch.setattr("rapid_llm.perf.local_server.running", running)
     return state
 
@@ -74,6 +77,8 @@ def test_a_server_is_started_here(served: Any, capsys: pytest.CaptureFixture[str
     assert (client.port, model) == (1, None)
     assert patience > 0
     assert [(run.rate, run.requests, run.prompt_tokens, run.output_tokens) for run in runs] == [(1.0, 100, 512, 128)]
+    assert "of roofline" in done.out
+    assert "%" in done.out.splitlines()[-1]
 
 
 def test_the_table(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
