@@ -16,6 +16,7 @@ from rapid_llm.kernels.ops.gemm.linear_cublas import keep_full_sums
 from rapid_llm.kernels.preparation import PrepareReport, Progress, prepare
 from rapid_llm.models.hub import DEFAULT_MODEL
 
+from . import invariance
 from .assembly import Sizes, affordable, assemble, context_of, graphs_line, scheduler_of, use_threads
 from .clock import now
 from .core import Engine, EngineError
@@ -248,6 +249,7 @@ class LLM:
             "step": f"at most {self._engine.scheduler.max_batch_tokens} tokens, "
             f"{self._engine.scheduler.max_running} requests",
             "deterministic": self.options.deterministic,
+            **({"batch invariance": invariance.line(decoder.bindings())} if self.options.deterministic else {}),
             "decode graphs": graphs_line(self._graphs),
             "tensor parallel": self._team.described if self._team is not None else "off",
             "prefix cache": "on" if self.options.enable_prefix_caching else "off",

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from rapid_llm.kernels import dispatch
 from rapid_llm.models import hub
 from rapid_llm.models.config import ModelConfig
 from rapid_llm.models.decoder import Decoder, activation_dtype
@@ -20,6 +21,7 @@ from rapid_llm.models.parallel import check as check_ranks
 from rapid_llm.models.shards import read_json
 from rapid_llm.models.weights import ModelWeights, load_weights
 
+from . import invariance
 from .clock import now
 from .kv_memory import cache_dtype
 from .options import PAGE_SIZE, EngineOptions
@@ -156,6 +158,7 @@ def bind(
         page_size=PAGE_SIZE,
         max_model_len=options.max_model_len,
         kv_dtype=cache_dtype(options.kv_cache_dtype),
+        choose=invariance.choose if options.deterministic else dispatch,
         ranks=ranks,
     )
 

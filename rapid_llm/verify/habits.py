@@ -45,6 +45,19 @@ BATCHED: Final = {
 }
 """Arguments whose first dimension is a batch of rows that must not see each other, by op."""
 
+_ALONG: Final = {
+    "rope": ("positions",),
+    "rope_kvcache_write": ("value", "positions", "slot_mapping"),
+    "attention.decode": ("seq_lens", "block_table"),
+    "attention.mla_decode": ("seq_lens", "block_table"),
+    "sample": ("temperature", "top_k", "top_p", "min_p", "uniform"),
+    "fused_moe": ("topk_weights", "topk_ids"),
+}
+"""Further arguments that have an entry for each row of the batch, by op."""
+
+_ENTRIES: Final = {"embedding": ("input",), "attention.prefill": ()}
+"""Where the batch is not what `BATCHED` says: ids have no rows, and a prompt's tokens belong together."""
+
 _MOST: Final = 1 << 20
 """Elements of an argument above which a case is too slow to be called so often."""
 
@@ -53,7 +66,7 @@ def check(run: Run, cases: list[Case]) -> None:
     """Fill the report of `run` with what the row does wrong in the long run; stops at the first fault."""
     for case, values in _chosen(run, cases):
         truth = run.truth(values)
-        for test in (_repeats, _neighbours, _other_stream, _replays):
+        for test in (_repeats, _neighbours, _batch_sizes, _other_stream, _replays):
             run.where(case.id, 0, test.__name__.strip("_").replace("_", " "))
             test(run, case, truth)
             if run.report.failures:
@@ -115,10 +128,36 @@ def _neighbours(run: Run, case: Case, truth: Truth) -> None:
         run.fail("neighbours", "the first row's bits depend on the values of the others")
 
 
+def _batch_sizes(run: Run, case: Case, truth: Truth) -> None:
+    """Of a row that declares it, the first rows' bits in batches of other sizes: one alone, two, all but the last."""
+    names = _ENTRIES.get(run.op.id, BATCHED.get(run.op.id, ()))
+    if run.row is None or not run.row.batch_invariant:
+        return
+    if not names:
+        run.fail("batch invariance", f"{run.op.id} has no batch to try it on, so {run.row.name} cannot declare it")
+        return
+    along = (*names, *_ALONG.get(run.op.id, ()))
+    if truth.values[names[0]].dim() < (1 if run.op.id in _ENTRIES else 2):
+        return
+    tokens = truth.values[names[0]].shape[0]
+    whole = run.answers(truth.values)
+    kept = None if whole is None else [t.clone() for t in _batched(run, whole)]
+    for count in sorted({1, 2, tokens - 1} & set(range(1, tokens))):
+        part = {**truth.values, **{name: truth.values[name][:count] for name in along}}
+        if standing(run.op, run.row, part) is not Standing.TAKEN:
+            continue
+        results = run.answers(part)
+        if results is None or kept is None:
+            return
+        if not _equal([t[:count] for t in kept], [t.clone() for t in _batched(run, results)]):
+            run.fail("batch invariance", f"a batch of {count} gives its rows other bits than one of {tokens}")
+            return
+
+
 def _batched(run: Run, results: list[Tensor]) -> list[Tensor]:
     """The results that have a row for each row of the batch."""
     mutated = run.op.parsed.mutated
-    return [t for i, t in enumerate(results) if not mutated or mutated[i] in BATCHED[run.op.id]]
+    return [t for i, t in enumerate(results) if not mutated or mutated[i] in BATCHED.get(run.op.id, ())]
 
 
 def _other_stream(run: Run, case: Case, truth: Truth) -> None:

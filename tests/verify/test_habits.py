@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from torch import Tensor
 import rapid_llm.kernels.ops  # noqa: F401  (registers the ops)
 from rapid_llm.kernels import registry
 from rapid_llm.kernels.ops.arguments import check_alias
+from rapid_llm.kernels.registry import KernelSpec
+from rapid_llm.verify import habits
 from rapid_llm.verify.compare import NORM_LIMIT, compare
 from rapid_llm.verify.conformance import check_callable
-from rapid_llm.verify.plain import rmsnorm, scale
+from rapid_llm.verify.plain import kvcache_write, rmsnorm, scale
 
 
 class Rare:
@@ -50,8 +53,16 @@ def accumulating(input: Tensor, factor: float, out: Tensor | None = None) -> Ten
     return out.copy_(torch.where(torch.isnan(out), right, torch.maximum(right, out)))
 
 
-def report(op: str, fn: Any, budget: str = "full", dtype: str = "fp32") -> str:
-    found = check_callable(registry.get_op(op), fn, dtype=dtype, budget=budget)
+def alone_otherwise(input: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
+    """Another kernel for a single row: another last bit in its first element, within every bound."""
+    result = rmsnorm(input, weight, eps, out)
+    if input.dim() == 2 and input.numel() and input.shape[0] == 1 and bool(torch.isfinite(result).all()):
+        result[0, 0] = torch.nextafter(result[0, 0], result.new_zeros(()))
+    return result
+
+
+def report(op: str, fn: Any, budget: str = "full", dtype: str = "fp32", row: KernelSpec | None = None) -> str:
+    found = check_callable(registry.get_op(op), fn, dtype=dtype, budget=budget, row=row)
     return " ".join(str(f) for f in found.failures)
 
 
@@ -63,6 +74,24 @@ def test_twenty_calls_give_equal_bits() -> None:
 def test_neighbours_do_not_matter() -> None:
     """Catches P58: a row whose bits depend on what else is in the batch."""
     assert "neighbours" in report("rmsnorm", curious)
+
+
+def test_a_row_that_declares_itself_batch_invariant_is_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a lying declaration, and a check that refuses honest ones: the same row without it, and one that is."""
+    monkeypatch.setattr(habits, "REPEATS", 2)
+    row = registry.get_row("native/rmsnorm")
+    lying = replace(row, batch_invariant=True)
+    assert "other bits than one of" in report("rmsnorm", alone_otherwise, row=lying)
+    assert "batch" not in report("rmsnorm", alone_otherwise, row=row)
+    honest = registry.get_row("native/scale")
+    assert honest.batch_invariant
+    assert report("scale", scale, row=honest) == ""
+
+
+def test_an_op_without_a_batch_cannot_be_declared() -> None:
+    """Catches: a declaration that nothing tries."""
+    row = replace(registry.get_row("native/kvcache.write"), batch_invariant=True)
+    assert "has no batch to try it on" in report("kvcache.write", kvcache_write, row=row)
 
 
 def test_memory_that_holds_a_number_is_poison_too() -> None:

@@ -85,7 +85,7 @@ def _declaration(row: KernelSpec, op: OpSpec) -> str:
     """What of the row's own declaration decides on what it was tried, and against which bound."""
     require = " ".join(str(dim) for dim in row.shape.require)
     parts = (op.schema, row.target, row.prepack, row.schemes, row.roundings, row.layout, require, row.graph_safe)
-    return repr(parts)
+    return repr((*parts, "batch_invariant") if row.batch_invariant else parts)
 
 
 def _hash(lines: Iterable[str]) -> str:

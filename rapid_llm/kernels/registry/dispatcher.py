@@ -34,6 +34,9 @@ from .spec import KernelSpec, OpSpec
 
 _log = logging.getLogger(__name__)
 
+_PROMISES: Final = ("prepack", "capturing", "batch_invariant")
+"""Facts of a call that no argument shows."""
+
 MAX_CACHED: Final = 4096
 """Decisions kept before the cache starts anew."""
 
@@ -129,17 +132,17 @@ def facts_of(op_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts
     """Facts of a call with example arguments, or as stated (`device, dtype, scheme, ...`) if there are none."""
     op = registry.get_op(op_id)
     if args:
-        extra = {k: kwargs.pop(k) for k in ("allow", "prepack", "capturing") if k in kwargs}
+        extra = {k: kwargs.pop(k) for k in ("allow", *_PROMISES) if k in kwargs}
         values, out = _facts.bind(op, args, kwargs)
         _facts.refuse_grad(op, {**values, "out": out})
         found = replace(_facts.read(op, dims_reader(op), values, out), **extra)
         found = replace(found, allow=frozenset(found.allow))
     else:
         defaults = {"device": None, "dtype": None, "scheme": None, "dims": None, "layout": None}
-        stated = {**defaults, "allow": (), "prepack": False, "capturing": False, **kwargs}
-        unknown = sorted(set(stated) - {*defaults, "allow", "prepack", "capturing"})
+        stated = {**defaults, "allow": (), **dict.fromkeys(_PROMISES, False), **kwargs}
+        unknown = sorted(set(stated) - {*defaults, "allow", *_PROMISES})
         if unknown:
-            known = "device, dtype, scheme, dims, layout, allow, prepack, capturing, backend"
+            known = f"device, dtype, scheme, dims, layout, allow, {', '.join(_PROMISES)}, backend"
             raise ArgumentError(f"{op_id}: unknown fact {unknown[0]!r}; state {known}, or give example arguments")
         found = _facts.given(op, **stated)
     return with_sm(found)
@@ -167,7 +170,8 @@ def dispatch(op: str, *args: Any, backend: str | None = None, **kwargs: Any) -> 
     With example arguments, facts are read off them: `dispatch("rmsnorm", x, weight)`. Without, they are stated:
     `dispatch("linear", device="cpu", dtype="fp32", scheme="q4_1", dims={"tokens": 1})`; unstated dimensions rule out
     the rows that constrain them. `allow` names roundings the caller accepts, `prepack=True` promises to pass
-    `handle.prepack(weight)`. `backend` forces a backend or a row by name. Raises `NoKernelError` if every row is out,
+    `handle.prepack(weight)`, and `batch_invariant=True` takes only rows whose results for one token or sequence do not
+    depend on the batch. `backend` forces a backend or a row by name. Raises `NoKernelError` if every row is out,
     and `ArgumentError` for arguments of which autograd expects a gradient: ops are for inference.
     """
     plugins.scan()

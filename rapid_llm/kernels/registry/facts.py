@@ -20,7 +20,8 @@ NOT_GIVEN: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The key of a decision. `None` for dtype or scheme, and an absent dimension, mean "not given"."""
+    """The key of a decision. `None` for dtype or scheme, and an absent dimension, mean "not given". batch_invariant:
+    the caller takes rows that declare it alone."""
 
     op: str
     device: str
@@ -33,13 +34,14 @@ class Facts:
     allow: frozenset[str] = frozenset()
     prepack: bool = False
     capturing: bool = False
+    batch_invariant: bool = False
 
     def key(self) -> tuple[object, ...]:
         """A hashable form: equal keys, equal decisions."""
         dims = tuple(sorted(self.dims.items()))
         return (
             *(self.op, self.device, self.index, self.sm, self.dtype, self.scheme, dims),
-            *(self.layout, self.allow, self.prepack, self.capturing),
+            *(self.layout, self.allow, self.prepack, self.capturing, self.batch_invariant),
         )
 
     def as_json(self) -> dict[str, object]:
@@ -55,6 +57,7 @@ class Facts:
             "allow": sorted(self.allow),
             "prepack": self.prepack,
             "capturing": self.capturing,
+            "batch_invariant": self.batch_invariant,
         }
 
 

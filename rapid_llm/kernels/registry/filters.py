@@ -116,6 +116,9 @@ def misfits(row: KernelSpec, facts: Facts) -> Iterator[Reason]:
     if row.prepack is not None and not facts.prepack:
         fix = "bind it with dispatch(..., prepack=True) and pass handle.prepack(weight)"
         yield Reason("prepack", "reads the weight in its own packed form", fix)
+    if facts.batch_invariant and not row.batch_invariant:
+        fix = "leave batch_invariant out, and call it for one request at a time"
+        yield Reason("batch", "may give a token other bits in a batch of another size", fix)
     if facts.capturing and not row.graph_safe:
         yield Reason(
             "graph", "does host work per call, so a CUDA graph cannot capture it", "call it outside the capture"

@@ -41,7 +41,7 @@ class Entry:
     def title(self) -> str:
         f = self.facts
         sizes = ", ".join(f"{name}={size}" for name, size in sorted(f.dims.items()))
-        flags = [name for name, on in (("prepack", f.prepack), ("capturing", f.capturing)) if on]
+        flags = [name for name in ("prepack", "capturing", "batch_invariant") if getattr(f, name)]
         words = (f.op, f.device, f.dtype, f.scheme, sizes, *flags, *sorted(f.allow))
         return " ".join(word for word in words if word)
 

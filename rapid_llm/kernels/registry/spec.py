@@ -228,7 +228,9 @@ class KernelSpec:
     from a handle bound with `prepack=True`. prepare: `"module:attr"` of a function of a call's `Facts` that builds
     and loads the row's code for their device; dispatch calls it before it settles on the row, so no call ever
     compiles. golden: a claim. priority: rank from a benchmark, or `UNMEASURED`. graph_safe: no host work per call,
-    so a CUDA graph may capture it.
+    so a CUDA graph may capture it. batch_invariant: the bits of a token's or sequence's result depend neither on what
+    else is in the batch nor on how much that is, on any device that the row runs on; the verifier refuses a row that
+    says so and differs.
     """
 
     name: str
@@ -248,6 +250,7 @@ class KernelSpec:
     golden: GoldenRecord | None = None
     priority: int = UNMEASURED
     graph_safe: bool = True
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _ROW.match(self.name):
@@ -298,8 +301,10 @@ class KernelSpec:
                 raise RegistrationError(self.name, "layout", f"unknown tag {tag!r}; known: {', '.join(LAYOUT_TAGS)}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority < UNMEASURED:
             raise RegistrationError(self.name, "priority", f"{self.priority!r}: use a rank >= 0 or UNMEASURED")
-        if not isinstance(self.graph_safe, bool):
-            raise RegistrationError(self.name, "graph_safe", f"{self.graph_safe!r} is neither True nor False")
+        for field_name in ("graph_safe", "batch_invariant"):
+            if not isinstance(getattr(self, field_name), bool):
+                text = f"{getattr(self, field_name)!r} is neither True nor False"
+                raise RegistrationError(self.name, field_name, text)
         if self.golden is not None and not isinstance(self.golden, GoldenRecord):
             raise RegistrationError(self.name, "golden", f"{self.golden!r} is not a GoldenRecord")
 

@@ -45,6 +45,7 @@ register(
         dtypes=("fp32",),
         layout=("contiguous",),
         priority=30,
+        batch_invariant=True,
     ),
 )
 

@@ -29,6 +29,7 @@ register(
         target="rapid_llm.kernels.ops.elementwise.scale:scale",
         dtypes=("fp32", "fp16", "bf16"),
         priority=0,
+        batch_invariant=True,
     ),
 )
 

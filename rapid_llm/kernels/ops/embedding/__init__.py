@@ -40,5 +40,6 @@ register(
         dtypes=("fp32", "fp16", "bf16", "uint8"),
         schemes=SCHEMES,
         priority=0,
+        batch_invariant=True,
     ),
 )

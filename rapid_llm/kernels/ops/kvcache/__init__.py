@@ -122,6 +122,7 @@ register(
             *("k_cache:last_dim_contiguous", "v_cache:last_dim_contiguous", "cos_sin_cache:contiguous"),
         ),
         priority=30,
+        batch_invariant=True,
     ),
 )
 

@@ -76,6 +76,7 @@ register(
         dtypes=("fp32",),
         layout=("contiguous",),
         priority=30,
+        batch_invariant=True,
     ),
 )
 
@@ -91,6 +92,7 @@ register(
         dtypes=("fp32",),
         layout=("contiguous",),
         priority=30,
+        batch_invariant=True,
     ),
 )
 

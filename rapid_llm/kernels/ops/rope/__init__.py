@@ -50,6 +50,7 @@ register(
         dtypes=("fp32",),
         layout=("query:last_dim_contiguous", "key:last_dim_contiguous", "cos_sin_cache:contiguous"),
         priority=30,
+        batch_invariant=True,
     ),
 )
 
