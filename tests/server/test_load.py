@@ -40,4 +40,4 @@ def test_nothing_is_lost_or_left_behind() -> None:
 
 def alive(kind: type) -> int:
     gc.collect()
-    return sum(isinstance(thing, kind) for thing in gc.get_objects())
+    return sum(type(thing) is kind for thing in gc.get_objects())
