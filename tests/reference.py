@@ -163,24 +163,10 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, scheme: s
     return result.reshape(*input.shape[:-1], w.shape[0])
 
 
-def _e4m3(values: Array) -> Array:
-    """The nearest of all numbers that the format has, by comparison with the midpoints; of two, the even code's."""
-    codes = [f * 2.0**-9 for f in range(8)] + [(8 + f) * 2.0 ** (e - 10) for e in range(1, 16) for f in range(8)][:-1]
-    numbers = np.array(codes)
-    middle = (numbers[1:] + numbers[:-1]) / 2
-    size = np.abs(values)
-    below, above = np.searchsorted(middle, size, side="left"), np.searchsorted(middle, size, side="right")
-    code = np.where(below % 2 == 0, below, above)
-    return np.where(np.isnan(values), values, np.copysign(numbers[code], values))
-
-
 def _kvcache_write(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, exact_key: bool = False
 ) -> tuple[Array, Array]:
-    """exact_key: a key for a cache of e4m3 is cut to its range and not rounded."""
-    result, sources = [], [_np(key), _np(value)]
-    if k_cache.dtype == torch.float8_e4m3fn:
-        sources = [np.clip(sources[0], -448, 448) if exact_key else _e4m3(sources[0]), _e4m3(sources[1])]
+    result, sources = [], reference_formats.held(_np(key), _np(value), k_cache, exact_key=exact_key)
     for source, cache in zip(sources, (k_cache, v_cache), strict=True):
         rows = _np(cache).reshape(-1, *cache.shape[2:])
         for token, slot in enumerate(slot_mapping.tolist()):
@@ -202,8 +188,7 @@ def _rope_kvcache_write(
     interleaved: bool = False,
 ) -> tuple[Array, ...]:
     turned_query, turned_key = _rope(query, key, positions, cos_sin_cache, interleaved)
-    turned = torch.from_numpy(turned_key)
-    caches = _kvcache_write(turned, value, k_cache, v_cache, slot_mapping, exact_key=True)
+    caches = _kvcache_write(torch.from_numpy(turned_key), value, k_cache, v_cache, slot_mapping, exact_key=True)
     return turned_query, turned_key, *caches
 
 

@@ -8,6 +8,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 STEPS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCKS = {"q5_0": 22, "q5_1": 24, "iq4_nl": 18, "q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210}
@@ -121,3 +127,20 @@ def _int4(data: bytes, group: int) -> list[float]:
     pairs = list(struct.iter_unpack("<ee", data[groups * group // 2 :][: 4 * groups]))
     codes = [code for byte in data[: groups * group // 2] for code in (byte & 15, byte >> 4)]
     return [pairs[i // group][0] * (code - pairs[i // group][1]) for i, code in enumerate(codes)]
+
+
+def held(key: Array, value: Array, cache: torch.Tensor, *, exact_key: bool) -> tuple[Array, Array]:
+    """Keys and values as `cache` holds them. exact_key: for e4m3 a key is cut to its range and not rounded."""
+    if cache.dtype != torch.float8_e4m3fn:
+        return key, value
+    return np.clip(key, -448, 448) if exact_key else _nearest(key), _nearest(value)
+
+
+def _nearest(values: Array) -> Array:
+    """The nearest numbers of e4m3, by comparison with the midpoints; of two, the even code's."""
+    numbers = np.array([e4m3(code) for code in range(127)])
+    middle = (numbers[1:] + numbers[:-1]) / 2
+    size = np.abs(values)
+    below, above = np.searchsorted(middle, size, side="left"), np.searchsorted(middle, size, side="right")
+    code = np.where(below % 2 == 0, below, above)
+    return np.where(np.isnan(values), values, np.copysign(numbers[code], values))

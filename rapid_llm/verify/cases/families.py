@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rapid_llm.verify.cases.build import integers, normal
-from rapid_llm.verify.ulp import format_of
+from rapid_llm.verify.ulp import e4m3_numbers, format_of
 
 Family: TypeAlias = Callable[[torch.Generator, Sequence[int], torch.dtype], Tensor]
 
@@ -85,6 +85,16 @@ def max_finite(g: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> 
     picked = share[torch.randint(0, len(share), tuple(shape), generator=g)]
     sign = torch.randint(0, 2, tuple(shape), generator=g) * 2.0 - 1.0
     return (picked * sign * torch.finfo(dtype).max).to(dtype)
+
+
+def e4m3_ties(g: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The numbers of e4m3, the midpoints between them, what is next to a midpoint, and what lies beyond them all."""
+    numbers = e4m3_numbers()
+    middle = (numbers[1:] + numbers[:-1]) / 2
+    near = middle * (1 + torch.finfo(dtype).eps)
+    far = torch.tensor([-0.0, 464.0, 465.0, 480.0, 3e4, torch.finfo(dtype).max, torch.inf], dtype=torch.float64)
+    every = torch.cat((numbers, middle, near, far, -near, -far))
+    return every[torch.randint(0, len(every), tuple(shape), generator=g)].to(dtype)
 
 
 FAMILIES: Final = MappingProxyType(

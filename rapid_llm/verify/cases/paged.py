@@ -9,22 +9,12 @@ import torch
 from torch import Tensor
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, integers, lay, lay_heads, normal, torch_dtype
-from rapid_llm.verify.cases.families import EXTREME, FAMILIES, Family
+from rapid_llm.verify.cases.families import EXTREME, FAMILIES, Family, e4m3_ties
 from rapid_llm.verify.ulp import E4M3, e4m3_numbers
 
 PAGE = 16
 SPARE = 3
 """Pages beyond those that the sequences need; page 0 among them. They hold NaN."""
-
-
-def e4m3_ties(g: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The numbers of e4m3, the midpoints between them, what is next to a midpoint, and what lies beyond them all."""
-    numbers = e4m3_numbers()
-    middle = (numbers[1:] + numbers[:-1]) / 2
-    near = middle * (1 + torch.finfo(dtype).eps)
-    far = torch.tensor([-0.0, 464.0, 465.0, 480.0, 3e4, torch.finfo(dtype).max, torch.inf], dtype=torch.float64)
-    every = torch.cat((numbers, middle, near, far, -near, -far))
-    return every[torch.randint(0, len(every), tuple(shape), generator=g)].to(dtype)
 
 
 def lay_cache(shape: Sequence[int], kind: torch.dtype, layout: str, device: Device, fill: Tensor) -> Tensor:

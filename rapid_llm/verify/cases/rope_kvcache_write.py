@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from rapid_llm.verify.cases.build import Case, Device, check_budget, lay, lay_heads, normal, torch_dtype
-from rapid_llm.verify.cases.families import FAMILIES, Family
-from rapid_llm.verify.cases.paged import PAGE, e4m3_ties, lay_cache
+from rapid_llm.verify.cases.families import FAMILIES, Family, e4m3_ties
+from rapid_llm.verify.cases.paged import PAGE, lay_cache
 from rapid_llm.verify.cases.rope import rotary_table
 from rapid_llm.verify.ulp import E4M3
 
