@@ -194,7 +194,7 @@ def show(outcome: Outcome, changes: Sequence[Mapping[str, Any]]) -> None:
         [row for case, result in zip(record["cases"], outcome.results, strict=True) for row in _rows(case, result)],
     )
     for case, result in zip(record["cases"], outcome.results, strict=True):
-        for line in _remarks(case, result):
+        for line in _remarks(case, result, record["engine"]["graphs"]):
             print(line)
     for change in changes:
         print(earlier.Change(**change))
@@ -268,14 +268,16 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _remarks(case: Mapping[str, Any], result: CaseResult) -> list[str]:
-    """Arms that are missing, and how the steps ran."""
+def _remarks(case: Mapping[str, Any], result: CaseResult, engine: Mapping[str, Any] | None) -> list[str]:
+    """Arms that are missing, and how the steps ran. engine: what is known of its graphs."""
     lines = [f"{result.case.title}: no figures of {name}: {reason}" for name, reason in result.missing.items()]
     graphs = case.get("graphs")
     if graphs is not None and result.case.kind == "decode":
-        steps = [f"{graphs['graph_steps']} steps of fixed size"]
+        captured = engine is not None and engine["captured"]
+        steps = [f"{graphs['graph_steps']} steps {'by CUDA graph' if captured else 'of fixed size, without graphs'}"]
         steps += [f"{count} call by call ({reason})" for reason, count in graphs["eager_steps"].items()]
         lines.append(f"{result.case.title}: {', '.join(steps)}")
+        lines += [f"no graph for a batch of {size}: {reason}" for size, reason in graphs["refused"].items()]
     return lines
 
 

@@ -25,7 +25,7 @@ CASE = Case("decode", 2, 100, 10)
 def outcome(seconds: float = 2.0, failure: str = "", **changes: Any) -> Outcome:
     peer = ArmResult(CASE, (8 * seconds,) * 9)
     result = CaseResult(CASE, Needs(4e12, 7e13), {OURS: ArmResult(CASE, (seconds,) * 9), "transformers": peer})
-    result.graphs = {"graph_steps": 90, "eager_steps": {"a prompt": 2}, "refused": {}}
+    result.graphs = {"graph_steps": 90, "eager_steps": {"a prompt": 2}, "refused": {"8": "a row is not safe"}}
     if failure:
         result = CaseResult(CASE, Needs(4e12, 7e13), code="too_fast", failure=failure)
     made = Outcome([result], LIMITS)
@@ -50,6 +50,7 @@ def outcome(seconds: float = 2.0, failure: str = "", **changes: Any) -> Outcome:
         "limits": LIMITS.json(),
         "cases": [result.json(LIMITS)],
         "profile": None,
+        "engine": {"graphs": {"captured": [1, 2]}},
         **changes,
     }
     return made
@@ -124,7 +125,8 @@ def test_every_rate_stands_beside_its_limits(ran: Any, capsys: pytest.CaptureFix
     ]
     assert "ours 8.00 x (8.00 to 8.00)" in peer
     assert "bound by memory" in ours
-    assert "90 steps of fixed size, 2 call by call (a prompt)" in done.out
+    assert "90 steps by CUDA graph, 2 call by call (a prompt)" in done.out
+    assert "no graph for a batch of 8: a row is not safe" in done.out
     assert "4.0 TB/s measured (sum); nominal H200 4.8 TB/s" in done.out
     assert "quote none" not in done.out
     ran.gives = outcome(disturbed=True)
