@@ -17,7 +17,7 @@ from .busy import require_idle_device
 from .cases import Case
 from .engine import Built, build
 from .limits import Limits, dtypes_of_products, measure_limits
-from .offline import CaseResult, measure, prompts_of
+from .offline import CaseResult, measure, out_of_memory, prompts_of
 
 if TYPE_CHECKING:
     from rapid_llm.models.config import ModelConfig
@@ -122,7 +122,7 @@ def _outcome(
         result.missing |= missing
         results.append(result)
         told(result, ceiling)
-    ceiling = ceiling.better(again(again=True))
+    ceiling, twice = _better(ceiling, again)
     for result in results:
         if OURS in result.arms:
             rate = result.case.produced / result.arms[OURS].seconds.median
@@ -134,12 +134,22 @@ def _outcome(
         "perf_schema": earlier.SCHEMA,
         "model": _model(request, built),
         "busy": {"device_percent": gpus, "forced": request.force_busy},
-        "limits": ceiling.json(),
+        "limits": {**ceiling.json(), "measured_twice": twice},
         "cases": [result.json(ceiling) for result in results],
         "engine": _engine(built.llm),
         "profile": _profile(request, built, ceiling) if request.profile else None,
     }
     return outcome
+
+
+def _better(limits: Limits, again: Callable[..., Limits]) -> tuple[Limits, bool]:
+    """The better of what was measured before and is measured now, if the engine left memory for that."""
+    try:
+        return limits.better(again(again=True)), True
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return limits, False
 
 
 def _measure(

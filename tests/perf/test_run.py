@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from rapid_llm.bench.errors import MachineBusyError
 from rapid_llm.perf import earlier
@@ -49,6 +50,7 @@ def test_the_record_holds_what_a_reader_needs() -> None:
     assert len(decode["arms"][OURS]["samples"]) == 3
     assert "named --shape" in decode["missing"]["transformers"]
     assert record["limits"]["bytes_per_second"]["measured"] == 8e12
+    assert record["limits"]["measured_twice"] is True
     share = decode["needs"]["bytes"] / decode["arms"][OURS]["seconds"]["median"] / 8e12
     assert decode["arms"][OURS]["share_of_bandwidth"] == pytest.approx(share)
     assert decode["arms"][OURS]["seconds"]["median"] > 0
@@ -62,6 +64,22 @@ def test_the_record_holds_what_a_reader_needs() -> None:
     assert {line["phase"] for line in record["profile"]["ops"]} == {"prefill", "decode"}
     assert record["disturbed"] is False
     assert [figure["name"] for figure in record["figures"]] == told
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_cache_that_leaves_no_memory_costs_no_result() -> None:
+    """Catches: an hour of figures lost because the limits could not be measured a second time."""
+
+    def full(*args: Any, again: bool = False) -> Any:
+        if again:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return replace(LIMITS, kind="cpu")
+
+    device: Any = FakeDevice(kind="cpu")
+    small = replace(REQUEST, cases=make_cases(prefills=(8,), batches=(1,), contexts=(8,), tokens=0))
+    outcome = run_offline(small, device=device, limits=full)
+    assert outcome.measured == 1
+    assert outcome.record["limits"]["measured_twice"] is False
 
 
 def test_a_busy_machine_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
