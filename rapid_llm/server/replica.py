@@ -119,6 +119,13 @@ class ReplicaServer:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
+    async def acknowledged(self, call: Call) -> AsyncGenerator[Start | bytes | None, None]:
+        """`answer`, behind a None that says at once that the request is here."""
+        yield None
+        async with contextlib.aclosing(self.answer(call)) as parts:
+            async for part in parts:
+                yield part
+
     def _start(self) -> None:
         """In the loop that serves, with the first call."""
         if not self._started:

@@ -6,6 +6,7 @@ Each replica is a deployment of its own, so that the front, and not Ray, says wh
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -27,6 +28,9 @@ NAME: Final = "rapid-llm"
 MOST_ONGOING: Final = 1 << 20
 """Requests in a replica as Ray sees it: the replica has a limit of its own."""
 
+WORD_S: Final = 5.0
+"""Seconds that a replica may take to say that a request has come. What it then does may take as long as it wants."""
+
 LAST_S: Final = 5.0
 """Seconds behind `shutdown_timeout` after which Ray ends a replica."""
 
@@ -35,15 +39,19 @@ class RayReplica:
     """A replica behind a handle of Ray Serve."""
 
     def __init__(self, handle: Any) -> None:
-        self._answer = handle.options(method_name="answer", stream=True)
+        self._answer = handle.options(method_name="acknowledged", stream=True)
         self._trouble = handle.options(method_name="trouble")
 
     async def answer(self, call: Call) -> AsyncGenerator[Start | bytes, None]:
         """See `front.Replica`."""
         parts = self._answer.remote(call)
         try:
+            # Ray keeps a request for a replica that it is starting anew; another one can answer before that.
+            await asyncio.wait_for(anext(parts), WORD_S)
             async for part in parts:
                 yield part
+        except TimeoutError as error:
+            raise ReplicaLostError(f"no word for {WORD_S:g} s") from error
         except (RayActorError, RayServeException) as error:
             raise ReplicaLostError(f"{type(error).__name__}: {error}") from error
         finally:
