@@ -133,7 +133,8 @@ def _object(source: Path, folder: Path, torch: Torch, tools: Toolchain, archs: S
         return _compile([*command, *_threads(source)], source, folder / f"{source.stem}.o")
     OBJECTS.mkdir(parents=True, exist_ok=True)
     compiler = tools.nvcc.stat() if tools.nvcc is not None else None
-    made_of = [*(word.replace(str(ROOT), "") for word in command), torch.version, str(tools.version)]
+    placed = [word.replace(str(KERNELS), "kernels").replace(str(CSRC), "csrc") for word in command]  # alike in a copy
+    made_of = [*placed, torch.version, str(tools.version)]
     made_of += [f"{compiler.st_size} {compiler.st_mtime_ns}" if compiler is not None else ""]
     made_of += [aot.source_digest(CSRC, KERNELS, [source])]
     key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:24]

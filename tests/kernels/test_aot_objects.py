@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +47,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
         tools = SimpleNamespace(nvcc=nvcc, version=version, ccbin=None)
         found = module.Torch(tmp_path / "torch", torch)
         for source in SOURCES:
-            made = module._object(csrc / source, tmp_path, found, tools, archs)
+            made = module._object(module.CSRC / source, tmp_path, found, tools, archs)
             assert f"{Path(source).name} -o" in made.read_text()
         return list(compiled)
 
@@ -95,3 +96,17 @@ def test_old_objects_go(build: Build, tmp_path: Path) -> None:
         build()
     stems = sorted(path.name.partition("-")[0] for path in (tmp_path / "build/objects").glob("*.o"))
     assert stems == ["first"] * builder().KEPT + ["second"]
+
+
+def test_a_copy_of_the_checkout_takes_what_was_compiled(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a digest that depends on where the checkout is, after which a guide's clone compiles all again; tools
+    that lie inside the checkout are no part of the copy."""
+    build()
+    copy = tmp_path / "copy"
+    for name in ("csrc", "kernels"):
+        shutil.copytree(tmp_path / name, copy / name)
+    for name, value in {"ROOT": copy, "CSRC": copy / "csrc", "KERNELS": copy / "kernels"}.items():
+        monkeypatch.setattr(builder(), name, value)
+    assert build() == []
