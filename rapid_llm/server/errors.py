@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from rapid_llm.engine.checks import ParameterError
 
@@ -20,6 +20,9 @@ _TYPES = {
     503: "unavailable_error",
 }
 """Status -> `error.type`; the words are OpenAI's where it has one."""
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class ApiError(Exception):
@@ -63,4 +66,4 @@ def refused(error: Exception, param: str | None = None) -> ApiError:
 
 def dump(value: Any) -> bytes:
     """`value` as JSON in UTF-8. Raises `ValueError` for NaN and infinities, which JSON has no word for."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()

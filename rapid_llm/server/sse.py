@@ -8,9 +8,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from rapid_llm.engine.clock import now
 
 from .errors import ApiError, dump
 
@@ -26,20 +27,20 @@ class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], *signs: Coroutine[Any, Any, None]) -> T:
     """The result of `work`, which is cancelled, with `ClientGoneError`, if the client leaves first.
 
-    The body must have been read: what `receive` has to say then is only that.
+    The body must have been read: what `receive` has to say then is only that. signs: of another kind that it is gone.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_gone(receive))
+    gone = [asyncio.ensure_future(sign) for sign in (_until_gone(receive), *signs)]
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGoneError
         return task.result()
     finally:
-        for one in (task, gone):
+        for one in (task, *gone):
             one.cancel()
             with contextlib.suppress(asyncio.CancelledError, ClientGoneError, ApiError):
                 await one
@@ -63,35 +64,36 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._sending: float | None = None
+        """Since when the last event has been waiting for the client to take it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await unless_gone(receive, self._pump(send))
-        except (ClientGoneError, TimeoutError):
+            await unless_gone(receive, self._pump(send), self._until_stalled())
+        except ClientGoneError:
             _log.info("the client of a stream has left or does not read")
         finally:
             self._close()
 
+    async def _until_stalled(self) -> None:
+        """Looks now and then, which costs less than a timer for each event."""
+        while self._sending is None or now() - self._sending < SEND_S:
+            await asyncio.sleep(SEND_S / 4)
+
     async def _pump(self, send: Send) -> None:
         async def emit(data: bytes) -> None:
-            async with asyncio.timeout(SEND_S):
-                await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+            self._sending = now()
+            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+            self._sending = None
 
         try:
             async for event in self._events:
                 await emit(dump(event))
         except ApiError as error:
             await emit(dump(error.json()))
-        except TimeoutError:
-            raise
         except Exception:
             _log.exception("a stream failed")
             await emit(dump(ApiError(500, "the server failed; its log says how", code="internal_error").json()))
         await emit(b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def body_of(request: Request) -> Receive:
-    """What tells that the request's client has left."""
-    return request.receive

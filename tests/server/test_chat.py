@@ -13,7 +13,7 @@ from rapid_llm import LLM, SamplingParams
 from tests.engine.mocks import EOS, VOCAB, MockConfig, byte_tokenizer
 
 from .conftest import HeldDecoder
-from .live import Live, live
+from .live import Live, live, until
 
 PATH = "/v1/chat/completions"
 
@@ -51,7 +51,7 @@ def script_llm(template: str) -> LLM:
 def server() -> Iterator[Live]:
     with live(script_llm(TEMPLATE)) as found:
         yield found
-        assert found.idle()
+        until(found.idle)
 
 
 def say(server: Live, text: str, **fields: Any) -> dict[str, Any]:

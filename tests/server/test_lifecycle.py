@@ -41,7 +41,7 @@ def held() -> Any:
         decoder(llm).gate.clear()
         yield server
         decoder(llm).gate.set()
-        assert server.server.service.engine.trouble() is not None or server.idle()
+        until(lambda: server.server.service.engine.trouble() is not None or server.idle())
 
 
 @pytest.mark.parametrize("stream", [False, True])
