@@ -27,6 +27,10 @@ class EngineError(RuntimeError):
     """A step failed, and with it every request that was in the engine. The engine itself can be used again."""
 
 
+class EngineEndedError(EngineError):
+    """A step failed, and the engine cannot be used again."""
+
+
 @dataclass(slots=True)
 class StepTotals:
     """Steps, the tokens that they computed, and their seconds, over an engine's life; prefill apart from decode.

@@ -32,6 +32,7 @@ from rapid_llm.models.parallel import ParallelError, Ranks
 
 from .agreement import RowChoice, choices, disagreement
 from .assembly import Sizes
+from .core import EngineEndedError
 from .kv_memory import free_memory
 from .options import EngineOptions
 from .plan import Mode, plan
@@ -43,7 +44,7 @@ GONE_S: Final = 5.0
 """How long an exchange that failed waits for the news that a rank is gone, and a rank that is told to end may take."""
 
 
-class RankError(RuntimeError):
+class RankError(EngineEndedError):
     """A rank of a tensor-parallel engine failed, and with it the engine, which cannot be used any more."""
 
 

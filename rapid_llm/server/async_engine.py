@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from rapid_llm.engine.clock import now
+from rapid_llm.engine.core import EngineEndedError
 
 from .errors import ApiError
 
@@ -265,16 +266,19 @@ class AsyncEngine:
 
     def _step(self) -> None:
         jobs = [ticket.jobs[index] for ticket, unfinished in self._tickets.items() for index in unfinished]
-        before = _steps(self._engine)
+        before, ended = _steps(self._engine), None
         try:
             self._engine.drive(lambda: _steps(self._engine) != before or all(job.finished for job in jobs))
             self._failures = 0
-        except Exception:
+        except Exception as error:
             _log.exception("a step failed; every request that was in the engine ends with this error")
             self._failures += 1
             self.step_failures += 1
+            ended = error if isinstance(error, EngineEndedError) else None
         self._watcher.stepped(jobs, now())
         self._publish()
+        if ended is not None:  # no later request can do better
+            raise ended
 
     def _publish(self) -> None:
         """Send what is new to the loop, in one call."""
