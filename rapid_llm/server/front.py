@@ -24,6 +24,9 @@ MOST_BODY_BYTES: Final = 1 << 25
 BODY_S: Final = 60.0
 """Seconds that a request's body may take."""
 
+UNAVAILABLE: Final = 503
+"""The status of a replica whose engine cannot answer, so that another one is asked."""
+
 PING_S: Final = 1.0
 """Between two looks for a replica that is lost, and how long one may take to say that it is there."""
 
@@ -98,7 +101,11 @@ class Front:
             except BaseException:
                 self.router.end(index)
                 raise
-            return _Relay(self, index, start, parts)
+            if isinstance(start, Start) and start.status != UNAVAILABLE:
+                return _Relay(self, index, start, parts)
+            await parts.aclose()
+            self.router.end(index)
+            self._lost(index)
 
     async def _health(self) -> Response:
         """200 as long as somebody can answer."""

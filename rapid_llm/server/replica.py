@@ -80,6 +80,11 @@ class ReplicaServer:
         self._start()
         return self._service.engine.trouble()
 
+    async def check_health(self) -> None:
+        """For Ray, which starts a replica anew where this raises again and again."""
+        if self._started and (trouble := self._service.engine.trouble()) is not None:
+            raise RuntimeError(trouble)
+
     async def answer(self, call: Call) -> AsyncGenerator[Start | bytes, None]:
         """See `front.Replica`."""
         self._start()

@@ -22,7 +22,8 @@ from .conftest import mock_llm
 
 
 class Scripted:
-    """Answers with its name, in two pieces. dies: before an answer, within one, or not."""
+    """Answers with its name, in two pieces. dies: before an answer, within one, its engine alone, or
+    not."""
 
     def __init__(self, name: str, dies: str = "") -> None:
         self.name = name
@@ -33,6 +34,10 @@ class Scripted:
 
     async def answer(self, call: Call) -> AsyncGenerator[Start | bytes, None]:
         self.calls.append(call)
+        if self.dies == "engine":
+            yield Start(503, ())
+            yield b"the engine has ended"
+            return
         if self.dies == "before":
             raise ReplicaLostError(f"{self.name} is gone")
         try:
@@ -119,13 +124,14 @@ def test_a_request_goes_where_its_beginning_is_known() -> None:
     run(work)
 
 
-def test_a_replica_that_is_gone_is_passed_over_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dies", ["before", "engine"])
+def test_a_replica_that_is_gone_is_passed_over_and_comes_back(dies: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: a request that fails although another replica is there, one that is answered twice, a replica that is
     never asked again."""
     monkeypatch.setattr(front_module, "PING_S", 0.01)
 
     async def work() -> None:
-        replicas = [Scripted("a", "before"), Scripted("b")]
+        replicas = [Scripted("a", dies), Scripted("b")]
         front = Front(replicas)
         assert (await ask(front, "POST", "/v1/completions", {"prompt": "x"})).body == b"I am b"
         assert front.router.down == {0}
@@ -136,7 +142,7 @@ def test_a_replica_that_is_gone_is_passed_over_and_comes_back(monkeypatch: pytes
         while front.router.down:
             await asyncio.sleep(0.005)
         assert json.loads((await ask(front, "GET", "/health")).body)["status"] == "ok"
-        replicas[0].dies = replicas[1].dies = "before"
+        replicas[0].dies = replicas[1].dies = dies
         answer = await ask(front, "POST", "/v1/completions", {"prompt": "x"})
         assert answer.status == 503
         assert json.loads(answer.body)["error"]["message"] == "no replica is there"
