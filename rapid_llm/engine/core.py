@@ -16,19 +16,12 @@ from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from .clock import now
+from .errors import EngineError
 from .job import Job
 from .request import FinishReason, Request
 from .runner import Flight, Runner
 from .sampler import Choice
 from .scheduler import Chunk, Scheduler
-
-
-class EngineError(RuntimeError):
-    """A step failed, and with it every request that was in the engine. The engine itself can be used again."""
-
-
-class EngineEndedError(EngineError):
-    """A step failed, and the engine cannot be used again."""
 
 
 @dataclass(slots=True)

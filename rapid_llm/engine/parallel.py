@@ -32,7 +32,7 @@ from rapid_llm.models.parallel import ParallelError, Ranks
 
 from .agreement import RowChoice, choices, disagreement
 from .assembly import Sizes
-from .core import EngineEndedError
+from .errors import EngineEndedError
 from .kv_memory import free_memory
 from .options import EngineOptions
 from .plan import Mode, plan

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from rapid_llm.engine.clock import now
-from rapid_llm.engine.core import EngineEndedError
+from rapid_llm.engine.errors import EngineEndedError
 
 from .errors import ApiError
 

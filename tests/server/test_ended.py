@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rapid_llm.engine.core import EngineEndedError
+from rapid_llm.engine.errors import EngineEndedError
 
 from .conftest import mock_llm
 from .live import live, until
