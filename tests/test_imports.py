@@ -25,7 +25,7 @@ ALLOWED = {
     "tuning": {"bench", "verify"},
     "authoring": {"kernels"},
     "models": {"kernels"},
-    "engine": {"models"},
+    "engine": {"models", "graphs"},
     "locate": {"engine", "verify"},
     "perf": {"engine", "bench"},
     "server": {"engine"},

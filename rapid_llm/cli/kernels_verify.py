@@ -50,8 +50,8 @@ def verify(
             v.execute(run, jobs=workers, limit_s=limit, told=lambda outcome, done: _progress(run, outcome, done))
     except KeyboardInterrupt:
         if write != "none" and run.outcomes:
-            path, proofs, _ = v.save(run, write)
-            print(f"interrupted: {proofs} proofs written to {path}", file=sys.stderr)
+            kept, proofs, _ = v.save(run, write)
+            print(f"interrupted: {proofs} proofs written to {kept}", file=sys.stderr)
         raise
     path, proofs, left = (None, 0, {}) if write == "none" else v.save(run, write)
     if json:

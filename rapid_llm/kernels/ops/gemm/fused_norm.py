@@ -72,14 +72,13 @@ def _check(op: str, input: Tensor, norm_weight: Tensor, weight: Tensor) -> None:
         raise ArgumentError(f"{op}: norm_weight must have dtype {wanted}, got {norm_weight.dtype}")
 
 
-def _check_out(op: str, out: Tensor | None, shape: tuple[int, ...], **read: Tensor | None) -> None:
+def _check_out(op: str, out: Tensor | None, shape: tuple[int, ...], input: Tensor, **others: Tensor | None) -> None:
     """Raise unless `out` is of `shape` and input's dtype, and shares no memory with what is read."""
     if out is None:
         return
-    assert read["input"] is not None
-    check_tensor(op, "out", out, read["input"], shape)
+    check_tensor(op, "out", out, input, shape)
     check_written(op, "out", out)
-    for name, tensor in read.items():
+    for name, tensor in {"input": input, **others}.items():
         if tensor is not None:
             check_disjoint(op, "out", out, name, tensor)
 
