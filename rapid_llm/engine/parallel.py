@@ -180,6 +180,8 @@ class Team:
         if self.device.type == "cuda":
             # Multicast over NVLink fails on hosts that do not grant it, and what is summed here gains nothing by it.
             os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+            # A rank that is gone is ours to handle: torch's watchdog would end this process for it.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._folder = tempfile.mkdtemp(prefix="rapid-llm-ranks-")
         self._rendezvous = os.path.join(self._folder, "rendezvous")
         self._gone = threading.Event()
@@ -386,6 +388,10 @@ class _Watched(Flight):
     team: Team
 
     def wait(self) -> StepOutput:
-        done = super().wait()
+        try:
+            done = super().wait()
+        except Exception:
+            self.team.check()  # what the device says of an exchange that was broken off is not the cause
+            raise
         self.team.check()
         return done
