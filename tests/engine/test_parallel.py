@@ -37,6 +37,7 @@ from .parallel_recipe import TinyRecipe
 gguf = pytest.importorskip("gguf")
 
 ROOT = Path(__file__).resolve().parents[2]
+PYTHON = sys.executable
 PROMPTS = [[*b"a prompt of some length, which takes several chunks"], [*b"two"], [7] * 17, [*range(40)], [3]]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, seed=11, max_tokens=9, ignore_eos=True)
@@ -319,3 +320,18 @@ def test_two_gpus_give_the_logits_of_one_in_bf16() -> None:
     layers, spread = 16, one.std().item()
     bound = 2 * 3 * 2.0**-8 * (2 * layers) ** 0.5 * spread
     assert (one - two).abs().max() <= bound
+
+
+@pytest.mark.gpu
+@TWO_GPUS
+def test_two_gpus_notice_a_rank_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: kernels of NCCL that wait for ever for a rank that was killed, and a watchdog that ends this process."""
+    monkeypatch.setattr(sys, "executable", PYTHON)
+    llm = random_llm("qwen2.5-0.5b", tensor_parallel=2, dtype="bfloat16", device="cuda", kv_cache_tokens=4096)
+    deltas = llm.stream("x", SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True))
+    next(deltas)
+    assert llm._team is not None
+    llm._team._workers[0].process.kill()
+    with pytest.raises(RankError, match="rank 1 failed: it was ended by signal 9"):
+        list(deltas)
+    llm.close()
