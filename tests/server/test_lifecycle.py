@@ -91,7 +91,7 @@ def test_a_failed_step_ends_its_requests_and_nothing_else(caplog: pytest.LogCapt
         wanted = server.text("before", temperature=0, max_tokens=5)
         decoder(llm).fail_at[len(decoder(llm).steps)] = RuntimeError("planted")
         status, answer = server.post(PATH, {"prompt": "x"})
-        assert (status, answer["error"]["code"]) == (500, "step_failed")
+        assert (status, answer["error"]["code"]) == (500, "step_failed"), answer
         assert "planted" in answer["error"]["message"]
         decoder(llm).fail_at[len(decoder(llm).steps) + 2] = RuntimeError("planted")
         *events, error, last = server.events(PATH, {"prompt": "x", "max_tokens": 9})
