@@ -42,7 +42,7 @@ def main(seconds: float, clients: int) -> None:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     command = f"{sys.executable} -m rapid_llm.cli serve --port {port} --log-level error".split()
-    command += "--max-model-len 2048 --kv-cache-tokens 4096".split()
+    command += ["--max-model-len", "2048", "--kv-cache-tokens", "4096"]
     kernels = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
     server = subprocess.Popen(command, env={**os.environ, **kernels})
     try:
