@@ -19,8 +19,8 @@ from tests import warm
 from tests.session_record import SessionRecord
 
 _KEEP = ("RAPID_LLM_CACHE_DIR",)
-_ORACLES = ("gguf", "safetensors", "transformers")
-"""Packages that only judge: `make test` installs them, a GPU machine without a network may lack some."""
+_ORACLES = ("gguf", "safetensors", "transformers", "uvicorn", "fastapi", "prometheus_client")
+"""Packages that only judge, or serve: `make test` installs them, a GPU machine without a network may lack some."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,7 +66,7 @@ def pytest_make_collect_report(
     for name in _ORACLES:
         if f"No module named '{name}'" in text and importlib.util.find_spec(name) is None:
             report.outcome = "skipped"
-            report.longrepr = (str(collector.path), 0, f"Skipped: {name}, which judges these tests, is not installed")
+            report.longrepr = (str(collector.path), 0, f"Skipped: {name}, which these tests need, is not installed")
     return report
 
 

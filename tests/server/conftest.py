@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-
-pytest.importorskip("fastapi", reason="needs the extra `serve`")
-pytest.importorskip("uvicorn", reason="needs the extra `serve`")
-pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
-
 import torch
 from torch import Tensor
 
@@ -18,7 +14,8 @@ from rapid_llm import LLM
 from rapid_llm.models.attention_metadata import AttentionMetadata, KVCache
 from tests.engine.mocks import LogitsOf, MockConfig, MockDecoder, byte_tokenizer, random_logits
 
-from .live import Live, live, until
+if TYPE_CHECKING:
+    from .live import Live  # not before a test module has: the extra `serve` may be missing, which skips those
 
 LETTERS = range(ord("a"), ord("z") + 1)
 
@@ -47,6 +44,8 @@ def mock_llm(logits_of: LogitsOf | None = None, **options: object) -> LLM:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
     """A server that the module's tests share, and leave idle."""
+    from .live import live, until
+
     threads = torch.get_num_threads()
     with live(mock_llm(), max_body_bytes=100_000, max_concurrent_requests=64) as found:
         yield found
