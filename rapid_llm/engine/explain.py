@@ -105,8 +105,9 @@ class EngineExplanation:
 def _what(op: str, facts: Any) -> str:
     """The op, with its scheme and features where it has them."""
     parts = [op] if facts.scheme is None else [op, facts.scheme]
-    if "in_features" in facts.dims:
-        parts.append(f"{facts.dims['in_features']} -> {facts.dims['out_features']}")
+    outputs = next((facts.dims[name] for name in ("out_features", "intermediate") if name in facts.dims), None)
+    if "in_features" in facts.dims and outputs is not None:
+        parts.append(f"{facts.dims['in_features']} -> {outputs}")
     return " ".join(parts)
 
 

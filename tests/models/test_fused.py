@@ -59,6 +59,19 @@ def test_one_token_at_a_time_equals_the_slow_decoder(tmp_path: Path, shape: tiny
     assert {op for _, op, _ in decoder.bindings()} >= FUSED
 
 
+def test_the_engine_explains_the_fused_ops(tmp_path: Path) -> None:
+    """Catches: a report that fails, or is silent, on an op whose dimensions have other names than those of linear."""
+    from rapid_llm import LLM
+    from tests.engine.mocks import byte_tokenizer
+
+    model = tiny.make(tmp_path / "m.gguf")
+    said = LLM.from_parts(build(model, "cpu", True), byte_tokenizer(), threads=1, kv_cache_tokens=64).explain()
+    sizes = f"{model.shape.hidden} -> {model.shape.wide}"
+    assert f"rmsnorm_linear_silu_and_mul {sizes}" in {binding.what for binding in said.bindings}
+    assert "rmsnorm_linear_silu_and_mul" in str(said)
+    assert {binding.op for binding in said.bindings} >= FUSED
+
+
 def test_who_does_not_fuse(tmp_path: Path) -> None:
     """Catches: a fused op over blocks that it cannot read, or used where it is no better than its parts."""
     dense = tiny.make(tmp_path / "dense.gguf")
