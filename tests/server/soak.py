@@ -30,8 +30,8 @@ HEALTH_S = 0.1
 SHARE = 0.5
 """By this share of the load, caches have filled and memory must not grow any more."""
 
-# oneDNN keeps up to 1024 kernels, one for each number of tokens and shape that it met: some 300 MB, which take far
-# longer than a soak to fill and would hide a leak. The server is told to keep fewer.
+# oneDNN and torch's use of it each keep up to 1024 kernels, one for each number of tokens and shape that they met:
+# hundreds of MB, which take far longer than a soak to fill and would hide a leak. The server is told to keep fewer.
 GROWTH = 48 << 20
 """Bytes that the server may still grow by then: 48 MiB."""
 
@@ -43,7 +43,7 @@ def main(seconds: float, clients: int) -> None:
         port = found.getsockname()[1]
     command = f"{sys.executable} -m rapid_llm.cli serve --port {port} --log-level error".split()
     command += ["--max-model-len", "2048", "--kv-cache-tokens", "4096"]
-    kernels = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+    kernels = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
     server = subprocess.Popen(command, env={**os.environ, **kernels})
     try:
         _wait(server, port)
