@@ -12,6 +12,7 @@ from .peers import compiled, plain
 from .values import normal
 
 SHAPES = {
+    "smollm2-135m down": (576, 1536),
     "llama3.2-1b o": (2048, 2048),
     "llama3.2-1b down": (2048, 8192),
     "llama3-8b o": (4096, 4096),

@@ -11,7 +11,7 @@ from .driver import main
 from .peers import compiled, plain
 from .values import normal
 
-SHAPES = {"llama3.2-1b qkv": (3072, 2048), "llama3-8b qkv": (6144, 4096)}
+SHAPES = {"smollm2-135m qkv": (960, 576), "llama3.2-1b qkv": (3072, 2048), "llama3-8b qkv": (6144, 4096)}
 """Outputs and inputs of a layer's weights."""
 
 

@@ -14,7 +14,11 @@ from .driver import main
 from .peers import compiled, plain
 from .values import normal
 
-SHAPES = {"llama3.2-1b gate_up": (8192, 2048), "llama3-8b gate_up": (14336, 4096)}
+SHAPES = {
+    "smollm2-135m gate_up": (1536, 576),
+    "llama3.2-1b gate_up": (8192, 2048),
+    "llama3-8b gate_up": (14336, 4096),
+}
 """Width of the block and inputs."""
 
 

@@ -57,7 +57,7 @@ def test_without_it_every_row_is_out_and_says_why(
     monkeypatch.setattr(probes, "_results", {})
     facts = Facts(
         *(row.op, "cuda", 0, 90, row.dtypes[0], next(iter(row.schemes), None)),
-        dims={"tokens": 1, "in_features": 64},
+        dims={"tokens": 1, "in_features": 64, "kv_bits": 16},
         layout=frozenset(row.layout),
         prepack=row.prepack is not None,
     )

@@ -25,6 +25,9 @@ REASONS = {
     "kernels/registry/forking.py": "makes the locks that a child finds free",
     "kernels/build/progress.py": "nobody waits for the line of the terminal: it is taken if free, or not at all",
     "engine/core.py": "an engine is of the process that made it: its caches are on devices that a child cannot use",
+    "engine/parallel.py": "so are the ranks that compute with it",
+    "server/async_engine.py": "so is the thread that drives it",
+    "kernels/ops/gemm/linear_cublas.py": "it is taken for products on a GPU alone, which a forked child cannot use",
 }
 """Files that name a plain lock, and why no child waits for it."""
 
