@@ -99,6 +99,10 @@ def write_dense(model: Any, path: Path, folder: Path) -> None:
     """The dequantised weights and the file's own tokenizer, as a folder that loads like any checkpoint."""
     from rapid_llm.models.gguf import GGUFFile
 
+    # The weights are dense by now, but transformers goes on to call the model quantised, and refuses to write such.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     model.save_pretrained(folder)
     write_tokenizer(GGUFFile(path), folder)
 
