@@ -79,7 +79,7 @@ def bench_host(
             reset()
         return timed(target, clock, itertools.repeat(None, loops), *values) / loops
 
-    with _quiet():
+    with quiet():
         if reset is None:
             loops = _calibrate(lambda n: block(fn, n) * n, block_seconds)
             control_loops = _calibrate(lambda n: block(other, n) * n, block_seconds)
@@ -140,7 +140,7 @@ def _define(source: str, name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No garbage collection inside."""
     was_on = gc.isenabled()
     gc.collect()

@@ -6,13 +6,12 @@ wait for is left out. Requests are greedy and go on past the model's end token.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rapid_llm.bench.errors import BenchError
+from rapid_llm.bench.host import quiet
 
 from .cases import Case
 
@@ -101,16 +100,3 @@ class _Times:
                 f"{case.title}: the cache was too small, a request was computed twice; raise --kv-cache-tokens"
             )
         return cls(metrics.arrival, metrics.first_token, metrics.finished)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No garbage collection inside."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .arms import Prompts, quiet
+from rapid_llm.bench.host import quiet
+
+from .arms import Prompts
 from .cases import Case
 
 NAME: Final = "transformers"

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from .arms import quiet
+from rapid_llm.bench.host import quiet
+
 from .http import HttpError
 from .traffic import Answer, Traffic, figures
 

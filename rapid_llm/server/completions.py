@@ -108,8 +108,9 @@ def _packed(vector: Sequence[float]) -> str:
 
 def _prompts(prompt: object) -> int:
     """How many prompts there are, as far as that can be told before they are read."""
-    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-    return len(prompt) if several else 1  # type: ignore[arg-type]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return len(prompt)
+    return 1
 
 
 def _head(service: Service) -> dict[str, Any]:
